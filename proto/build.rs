@@ -13,6 +13,7 @@ const APIS: &[(&str, &str)] = &[
     ("dra_v1beta1", "kubelet/dra/v1beta1/api.proto"),
     ("dra_health_v1", "kubelet/dra-health/v1/api.proto"),
     ("dra_health_v1alpha1", "kubelet/dra-health/v1alpha1/api.proto"),
+    ("deviceplugin_v1beta1", "kubelet/deviceplugin/v1beta1/api.proto"),
     ("podresources_v1", "kubelet/podresources/v1/api.proto"),
 ];
 

@@ -8,13 +8,14 @@ use serde::de::{
 };
 use std::fmt;
 
-/// A field, and that in which its object stands, across lists. The object itself stands in "".
+/// The field in which an object stands, across lists, and a field of that object. The top-level object stands
+/// in "".
 pub(crate) type Place = (&'static str, &'static str);
 
-/// What is read otherwise than the type would.
+/// Rules for fields that are read differently than their type would.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
-    /// Fields that are absent for the type, whatever they are.
+    /// Fields that the type sees as absent, whatever their value.
     pub(crate) left_out: [&'static [Place]; 2],
     /// Fields with opaque parameters, which are read within their bounds.
     pub(crate) opaque: &'static [Place],
@@ -25,7 +26,7 @@ impl Rules {
         self.left_out.into_iter().flatten().chain(self.opaque).copied()
     }
 
-    /// A field's name, if a place has it.
+    /// Returns the static name of a field, if a place contains it; otherwise "".
     fn name(self, name: &str) -> &'static str {
         let mut names = self.places().flat_map(|(parent, field)| [parent, field]);
         names.find(|known| *known == name).unwrap_or_default()
@@ -40,11 +41,11 @@ impl Rules {
     }
 }
 
-/// Whatever reads: a deserializer, a seed, a visitor, or access to a list or an object.
+/// A filter around a reader: a deserializer, a seed, a visitor, or access to a list or an object.
 pub(crate) struct Filter<T> {
     pub(crate) inner: T,
     pub(crate) rules: Rules,
-    /// The field in which this stands.
+    /// The field in which the value stands.
     pub(crate) field: &'static str,
 }
 
@@ -54,7 +55,7 @@ impl<T> Filter<T> {
     }
 }
 
-/// The text says what it is, so what the type expects is asked for only where it matters to serde.
+/// The text states its own types, so the type's expectation is passed on only where it matters to serde.
 impl<'de, D: Deserializer<'de>> Deserializer<'de> for Filter<D> {
     type Error = D::Error;
 
@@ -105,7 +106,7 @@ impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Filter<S> {
     }
 }
 
-/// Passes on what a scalar is.
+/// Passes on scalar values.
 macro_rules! pass_on {
     ($($visit:ident: $type:ty),+) => {
         $(fn $visit<E: Error>(self, value: $type) -> Result<V::Value, E> {
@@ -204,7 +205,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Fields<A> {
     }
 }
 
-/// Opaque parameters.
+/// A seed that reads opaque parameters within their bounds.
 struct Opaque;
 
 impl<'de> DeserializeSeed<'de> for Opaque {
@@ -215,7 +216,7 @@ impl<'de> DeserializeSeed<'de> for Opaque {
     }
 }
 
-/// Reads a field's name and notes which it is.
+/// Reads the name of a field and notes which field it is.
 struct Name<'n, T> {
     inner: T,
     rules: Rules,

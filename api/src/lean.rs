@@ -1,4 +1,4 @@
-//! Which parts of which kinds are read.
+//! The parts of objects that are read, by kind.
 
 use crate::filter::{Filter, Place, Rules};
 use k8s_openapi::api::core::v1::Pod;
@@ -8,27 +8,27 @@ use kube::core::ObjectMeta;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::borrow::Cow;
 
-/// Objects of a page, of kinds that anybody may make as large as etcd takes them, 1.5 MiB: their text is in memory
-/// together.
+/// The number of objects in a page of a list, for kinds whose objects any user may make as large as etcd
+/// accepts, 1.5 MiB: the text of a page is in memory at once.
 pub const PAGE: u32 = 50;
 
-/// A kind of which nobody reads all.
+/// A kind of which only some fields are read.
 pub trait Kept: Resource {
-    /// Fields that nobody reads, each with the field in which its object stands.
+    /// Fields that are not read, each with the field in which its object stands.
     const LEFT_OUT: &'static [(&'static str, &'static str)];
 }
 
-/// Who wrote which field is half of every object.
+/// Field managers are half of every object.
 const MANAGED: &[Place] = &[("metadata", "managedFields")];
-/// Of drivers in classes, claims and allocations.
+/// Parameters of drivers in classes, claims and allocations.
 const OPAQUE: &[Place] = &[("opaque", "parameters")];
 
-/// What drivers tell of devices stands in `status.devices`; the node agents write ours.
+/// `status.devices` contains what drivers report about devices; the node agents write that of this driver.
 impl Kept for ResourceClaim {
     const LEFT_OUT: &'static [Place] = &[("metadata", "labels"), ("status", "devices")];
 }
 
-/// Of a template's claims the requests are looked at, before they are made.
+/// Of a template, only the requests of its claims are used, before the claims are created.
 impl Kept for ResourceClaimTemplate {
     const LEFT_OUT: &'static [Place] = &[
         ("metadata", "annotations"),
@@ -39,7 +39,7 @@ impl Kept for ResourceClaimTemplate {
     ];
 }
 
-/// Of containers it matters what they ask of the node.
+/// Of a container, only what it requests of the node is used.
 impl Kept for Pod {
     const LEFT_OUT: &'static [Place] = &[
         ("spec", "ephemeralContainers"),
@@ -66,8 +66,9 @@ impl Kept for Pod {
     ];
 }
 
-/// An object, read without what its kind leaves out, without field managers, and with opaque parameters within the
-/// bounds of our configurations. What was read must not be written back as a whole.
+/// An object that was read without the fields that its kind leaves out, without field managers, and with
+/// opaque parameters within the bounds of this driver's configurations. Such an object must not be written
+/// back as a whole.
 #[derive(Debug, Clone, Serialize)]
 #[serde(transparent)]
 pub struct Lean<K>(pub K);
@@ -79,10 +80,10 @@ impl<'de, K: Kept + Deserialize<'de>> Deserialize<'de> for Lean<K> {
     }
 }
 
-/// The object of an answer.
+/// Returns the object of an answer.
 ///
 /// # Errors
-/// Those of the request.
+/// The errors of the request.
 pub async fn lean<K, E>(answer: impl Future<Output = Result<Lean<K>, E>>) -> Result<K, E> {
     answer.await.map(|Lean(object)| object)
 }

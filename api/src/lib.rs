@@ -1,8 +1,8 @@
-//! Objects of the Kubernetes API as they are kept.
+//! Kubernetes API objects, reduced to what is read.
 //!
-//! Anybody may make ResourceClaims, templates and pods, as large as etcd takes them, and text becomes much more when it
-//! is read: opaque parameters a hundred times as much. So what a watch, a list or a look-up brings is read without what
-//! nobody reads, and that is in memory at no time; see [`Lean`].
+//! Any user may create ResourceClaims, templates and pods as large as etcd accepts, and text grows when it is
+//! read: opaque parameters grow a hundredfold. So the objects of a watch, a list or a look-up are read
+//! without the fields that nobody uses, which are never in memory; see [`Lean`].
 
 mod filter;
 mod lean;

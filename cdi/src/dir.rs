@@ -1,4 +1,4 @@
-//! A directory of spec files, such as `/var/run/cdi`. The only I/O of the crate.
+//! A directory of spec files, such as `/var/run/cdi`. All I/O of the crate is here.
 
 use crate::{Problems, Spec};
 use std::fs::{self, File, OpenOptions};
@@ -8,24 +8,24 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Suffix of the files that runtimes read and we write.
+/// The suffix of the files that runtimes read and this crate writes.
 const SPEC_SUFFIX: &str = ".json";
-/// Prefix and suffix of files that are being written; runtimes read neither.
+/// Prefix and suffix of files that are being written; runtimes do not read such files.
 const TEMP_PREFIX: &str = ".aliquot-";
 const TEMP_SUFFIX: &str = ".tmp";
 
-/// Why a spec could not be written, read or removed.
+/// The reason why a spec could not be written, read or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum DirError {
     /// The spec breaks rules; nothing was written.
     #[error("the spec {name:?} is not valid: {problems}")]
     Invalid {
-        /// Name of the spec.
+        /// The name of the spec.
         name: String,
-        /// The rules.
+        /// The broken rules.
         problems: Problems,
     },
-    /// The name cannot be a file name.
+    /// The name is not allowed as a file name.
     #[error("{0:?} cannot name a spec file: want letters, digits, '-', '_' and '.', not '.' first")]
     Name(String),
     /// The file is not a spec.
@@ -33,55 +33,56 @@ pub enum DirError {
     Parse {
         /// The file.
         path: PathBuf,
-        /// What is wrong and where.
+        /// The error, with its position.
         source: serde_json::Error,
     },
-    /// The file system refused.
+    /// The file system returned an error.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// With what.
+        /// The file or directory.
         path: PathBuf,
-        /// Why not.
+        /// The error.
         source: io::Error,
     },
 }
 
-/// What a write changed.
+/// The effect of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Written {
     /// The file is new or has new content.
     Changed,
-    /// The file had that content already and was not touched, so runtimes do not read it again.
+    /// The file had this content already and was not touched, so runtimes do not read it again.
     Unchanged,
 }
 
-/// A directory of spec files, each known by its name without the suffix.
+/// A directory of spec files; each spec is known by its file name without the suffix.
 #[derive(Debug, Clone)]
 pub struct SpecDir {
     path: PathBuf,
 }
 
 impl SpecDir {
-    /// A directory, which [`SpecDir::write`] makes when it is missing (it often lies on a file system
-    /// that is empty after a reboot).
+    /// Returns a handle of a directory. [`SpecDir::write`] creates the directory if it is missing; it is
+    /// often on a file system that is empty after a reboot.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }
 
-    /// Where it is.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The file of a spec.
+    /// Returns the path of the file of a spec.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path.join(format!("{name}{SPEC_SUFFIX}"))
     }
 
-    /// Writes a spec under a name, over an older one. Other processes see the old or the new file;
-    /// after a crash, too, and after the return it is the new one.
+    /// Writes a spec under a name, and replaces an older one. Other processes see either the old or the new
+    /// file, also after a crash; once this returns it is the new file. Returns an error if the name or the
+    /// spec is not valid, or the file cannot be written.
     pub fn write(&self, name: &str, spec: &Spec) -> Result<Written, DirError> {
         check_name(name)?;
         spec.validate().map_err(|problems| DirError::Invalid { name: name.to_owned(), problems })?;
@@ -95,7 +96,7 @@ impl SpecDir {
         let result = write_durably(&temp, content.as_bytes())
             .and_then(|()| fs::rename(&temp, &path).map_err(io_error("rename a temporary file to", &path)));
         if let Err(error) = result {
-            // The first error is the one to report; what stays behind is found by `remove_leftovers`.
+            // The first error is reported; a file that is left behind is found by `remove_leftovers`.
             let _ = fs::remove_file(&temp);
             return Err(error);
         }
@@ -103,7 +104,8 @@ impl SpecDir {
         Ok(Written::Changed)
     }
 
-    /// Reads a spec; `None` when there is none of that name. Not validated.
+    /// Reads a spec without validating it; returns `None` if there is none of that name. Returns an error if
+    /// the name is not valid, or the file cannot be read or is not a spec.
     pub fn read(&self, name: &str) -> Result<Option<Spec>, DirError> {
         check_name(name)?;
         let path = self.file(name);
@@ -115,7 +117,8 @@ impl SpecDir {
         serde_json::from_slice(&content).map(Some).map_err(|source| DirError::Parse { path, source })
     }
 
-    /// Removes a spec and says whether there was one.
+    /// Removes a spec; returns true if there was one. Returns an error if the name is not valid, or the file
+    /// cannot be removed.
     pub fn remove(&self, name: &str) -> Result<bool, DirError> {
         check_name(name)?;
         let path = self.file(name);
@@ -126,7 +129,8 @@ impl SpecDir {
         }
     }
 
-    /// Names of the specs whose names start with `prefix`, sorted. A missing directory has none.
+    /// Returns the names of the specs that start with `prefix`, sorted; none if the directory is missing.
+    /// Returns an error if the directory cannot be listed.
     pub fn list(&self, prefix: &str) -> Result<Vec<String>, DirError> {
         let mut names: Vec<String> = self
             .file_names()?
@@ -138,8 +142,9 @@ impl SpecDir {
         Ok(names)
     }
 
-    /// Removes temporary files that a crash left behind and says how many. Only for a process that
-    /// knows that nobody else is writing here.
+    /// Removes temporary files that a crash left behind, and returns their number. Only for a process that
+    /// knows that nobody else is writing to the directory. Returns an error if the directory cannot be listed
+    /// or a file cannot be removed.
     pub fn remove_leftovers(&self) -> Result<usize, DirError> {
         let mut removed = 0;
         for file in self.file_names()? {
@@ -161,13 +166,13 @@ impl SpecDir {
         let mut names = Vec::new();
         for entry in entries {
             let entry = entry.map_err(io_error("list", &self.path))?;
-            // Names that are not Unicode are not ours.
+            // Names that are not Unicode are not files of this crate.
             names.extend(entry.file_name().into_string());
         }
         Ok(names)
     }
 
-    /// Makes renames and removals in the directory last.
+    /// Makes renames and removals in the directory durable.
     fn sync(&self) -> Result<(), DirError> {
         File::open(&self.path)
             .and_then(|dir| dir.sync_all())
@@ -175,9 +180,9 @@ impl SpecDir {
     }
 }
 
-/// A spec as the text of a file. Runtimes read JSON with a YAML parser, for which some characters
-/// that JSON allows inside strings are errors or line breaks: those are written as escapes, which
-/// both read alike.
+/// Returns the text of a spec file. Runtimes read JSON with a YAML parser, for which some characters that
+/// JSON allows inside strings are errors or line breaks. Those are written as escapes, which both parsers
+/// read alike.
 fn encode(spec: &Spec) -> serde_json::Result<String> {
     let json = serde_json::to_string_pretty(spec)?;
     let mut text = String::with_capacity(json.len() + 1);
@@ -206,7 +211,7 @@ fn check_name(name: &str) -> Result<(), DirError> {
     Ok(())
 }
 
-/// A file name that no other write uses, of this process or of another that is alive.
+/// Returns a file name that no other write uses, in this process or in another living one.
 fn temp_name(name: &str) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -214,7 +219,7 @@ fn temp_name(name: &str) -> String {
 }
 
 fn write_durably(path: &Path, content: &[u8]) -> Result<(), DirError> {
-    // Truncate and not create_new: a file of the same name is the leftover of a dead process.
+    // Truncate, not create_new: a file of the same name is the leftover of a dead process.
     let mut file = OpenOptions::new()
         .write(true)
         .create(true)

@@ -1,9 +1,9 @@
-//! Building edits, and what a runtime makes of the device names of a container.
+//! Builds edits, and resolves the device names of a container as a runtime does.
 
 use crate::{ContainerEdits, DeviceNode, Mount, QualifiedName, Spec};
 
 impl ContainerEdits {
-    /// Whether nothing is edited.
+    /// Returns true if nothing is edited.
     pub fn is_empty(&self) -> bool {
         let Self { env, device_nodes, net_devices, hooks, mounts, intel_rdt, additional_gids } = self;
         env.is_empty()
@@ -21,8 +21,8 @@ impl ContainerEdits {
         self
     }
 
-    /// Adds other edits behind these, as a runtime does: lists are appended, of the resctrl settings
-    /// the later ones stay.
+    /// Adds other edits after these, as a runtime does: lists are appended, and later resctrl settings
+    /// replace earlier ones.
     pub fn append(&mut self, other: &Self) -> &mut Self {
         let Self { env, device_nodes, net_devices, hooks, mounts, intel_rdt, additional_gids } = other;
         self.env.extend_from_slice(env);
@@ -37,8 +37,8 @@ impl ContainerEdits {
         self
     }
 
-    /// The environment that a container ends up with: the last value of each name, in the order in
-    /// which the names first came.
+    /// Returns the environment that a container ends up with: the last value of each name, in the order in
+    /// which the names first appeared.
     pub fn environment(&self) -> Vec<(&str, &str)> {
         let mut merged: Vec<(&str, &str)> = Vec::new();
         for (name, value) in self.env.iter().filter_map(|entry| entry.split_once('=')) {
@@ -52,17 +52,17 @@ impl ContainerEdits {
 }
 
 impl DeviceNode {
-    /// A node at the same path as on the host; the runtime looks up the rest there.
+    /// Returns a device node at the same path as on the host; the runtime looks up the rest there.
     pub fn at(path: impl Into<String>) -> Self {
         Self { path: path.into(), ..Self::default() }
     }
 
-    /// A node that is elsewhere on the host.
+    /// Returns a device node that has another path on the host.
     pub fn from_host(path: impl Into<String>, host_path: impl Into<String>) -> Self {
         Self { path: path.into(), host_path: Some(host_path.into()), ..Self::default() }
     }
 
-    /// A character device by its number, which the runtime makes without a look at the host.
+    /// Returns a character device with this number, which the runtime creates without looking at the host.
     pub fn character(path: impl Into<String>, major: u32, minor: u32) -> Self {
         Self {
             path: path.into(),
@@ -75,12 +75,12 @@ impl DeviceNode {
 }
 
 impl Mount {
-    /// A bind mount that can neither be written nor used to gain privileges.
+    /// Returns a bind mount that cannot be written, nor used to gain privileges.
     pub fn read_only(host_path: impl Into<String>, container_path: impl Into<String>) -> Self {
         Self::bind(host_path, container_path, &["ro", "nosuid", "nodev", "rbind", "rprivate"])
     }
 
-    /// A bind mount that can be written but neither run from nor used to gain privileges.
+    /// Returns a bind mount that can be written, but not executed from or used to gain privileges.
     pub fn read_write(host_path: impl Into<String>, container_path: impl Into<String>) -> Self {
         Self::bind(host_path, container_path, &["rw", "nosuid", "nodev", "noexec", "rbind", "rprivate"])
     }
@@ -95,19 +95,20 @@ impl Mount {
     }
 }
 
-/// A device name that no spec has, or that more than one has.
+/// The reason why a device name cannot be resolved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResolveError {
     /// No spec has the device.
     #[error("no spec has the device {0}")]
     Unknown(QualifiedName),
-    /// Runtimes refuse a device that two specs of one directory have.
+    /// Two specs have the device; runtimes refuse such a device.
     #[error("more than one spec has the device {0}")]
     Ambiguous(QualifiedName),
 }
 
-/// The edits for a container that asks for these devices, in the order in which a runtime makes
-/// them: for each device those of its spec, once a spec, and then its own.
+/// Returns the edits for a container that requests these devices, in the order in which a runtime makes them:
+/// for each device the edits of its spec, once for each spec, and then those of the device. Returns an error
+/// if a device is in no spec or in more than one.
 pub fn resolve<'a>(
     specs: &'a [Spec],
     devices: impl IntoIterator<Item = &'a QualifiedName>,

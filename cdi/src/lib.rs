@@ -1,13 +1,14 @@
-//! The [Container Device Interface]: the file in which a driver tells a container runtime what to
-//! add to a container for a device.
+//! The [Container Device Interface]: the file in which a driver tells a container runtime what to add to a
+//! container for a device.
 //!
-//! Spec types for CDI 0.5 to 1.1, their validation, the lowest version that a spec needs, what a
-//! runtime makes of a list of device names, and a directory of specs with atomic writes. Usable
-//! alone; of the file system only [`SpecDir`] knows.
+//! The crate has spec types for CDI 0.5 to 1.1, their validation, the lowest version that a spec needs, the
+//! resolution of device names as runtimes do it, and a directory of specs with atomic writes. It can be used
+//! by itself; only [`SpecDir`] uses the file system.
 //!
-//! What holds: a [`Spec`] that [`Spec::validate`] accepts is accepted by a runtime that knows its
-//! version (our rules are theirs, those that only the text of the specification states, and one more: a hook has an
-//! environment of its own), and [`SpecDir::write`] writes no other. A reader of the directory sees the old file or the new one, never a part.
+//! Invariants: a [`Spec`] that [`Spec::validate`] accepts is accepted by a runtime that knows its version,
+//! and [`SpecDir::write`] writes no other. The rules are those of the runtimes, those that only the text of
+//! the specification states, and one more: a hook has its own environment. A reader of the directory sees the
+//! old file or the new one, never a part.
 //!
 //! Start with [`Spec`], then [`SpecDir`].
 //!

@@ -1,58 +1,58 @@
-//! Names: the kind `vendor/class`, the device, and both as `vendor/class=device`.
+//! Names: the kind `vendor/class`, the device, and both together as `vendor/class=device`.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Why a text is not a name.
+/// The reason why a text is not a valid name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// There is no `/`.
+    /// The text has no `/`.
     #[error("{0:?} has no vendor: want vendor/class")]
     NoVendor(String),
-    /// There is no `=`.
+    /// The text has no `=`.
     #[error("{0:?} names no device: want vendor/class=device")]
     NoDevice(String),
-    /// Nothing where a part should be.
+    /// A part is empty.
     #[error("the {part} is empty")]
     Empty {
-        /// Vendor, class or device.
+        /// The part: vendor, class or device.
         part: &'static str,
     },
-    /// A part that is too long.
+    /// A part is too long.
     #[error("the {part} {text:?} is longer than {limit} bytes")]
     TooLong {
-        /// Vendor, class or device.
+        /// The part: vendor, class or device.
         part: &'static str,
-        /// The part.
+        /// The text of the part.
         text: String,
         /// The most bytes allowed.
         limit: usize,
     },
-    /// A part that starts wrongly.
+    /// A part starts with a character that is not allowed there.
     #[error("the {part} {text:?} does not start with a {wanted}")]
     Start {
-        /// Vendor, class or device.
+        /// The part: vendor, class or device.
         part: &'static str,
-        /// The part.
+        /// The text of the part.
         text: String,
-        /// What it may start with.
+        /// The characters with which it may start.
         wanted: &'static str,
     },
-    /// A part that ends wrongly.
+    /// A part ends with a character that is not allowed there.
     #[error("the {part} {text:?} does not end with a letter or digit")]
     End {
-        /// Vendor, class or device.
+        /// The part: vendor, class or device.
         part: &'static str,
-        /// The part.
+        /// The text of the part.
         text: String,
     },
-    /// A character that is not allowed.
+    /// A part contains a character that is not allowed.
     #[error("the {part} {text:?} contains {found:?}")]
     Character {
-        /// Vendor, class or device.
+        /// The part: vendor, class or device.
         part: &'static str,
-        /// The part.
+        /// The text of the part.
         text: String,
         /// The character.
         found: char,
@@ -69,7 +69,7 @@ struct Part {
 
 const VENDOR: Part = Part { name: "vendor", limit: 253, digit_first: false, inner: &['-', '_', '.'] };
 const CLASS: Part = Part { name: "class", limit: 63, digit_first: false, inner: &['-', '_', '.'] };
-/// The specification gives no limit; this one keeps a name usable as an id in the kubelet's API.
+/// The specification gives no limit; this limit keeps a name usable as an id in the kubelet's API.
 const DEVICE: Part = Part { name: "device", limit: 253, digit_first: true, inner: &['-', '_', '.', ':'] };
 
 impl Part {
@@ -122,24 +122,24 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// Checks and joins the parts.
+    /// Returns the kind of a vendor and class. Returns an error if a part is not valid.
     pub fn new(vendor: &str, class: &str) -> Result<Self, NameError> {
         VENDOR.check(vendor)?;
         CLASS.check(class)?;
         Ok(Self { vendor: vendor.to_owned(), class: class.to_owned() })
     }
 
-    /// The part before the slash, a domain.
+    /// Returns the part before the slash, a domain.
     pub fn vendor(&self) -> &str {
         &self.vendor
     }
 
-    /// The part after the slash.
+    /// Returns the part after the slash.
     pub fn class(&self) -> &str {
         &self.class
     }
 
-    /// The qualified name of a device of this kind.
+    /// Returns the qualified name of a device of this kind.
     pub fn device(&self, name: DeviceName) -> QualifiedName {
         QualifiedName { kind: self.clone(), name }
     }
@@ -165,7 +165,7 @@ impl fmt::Display for Kind {
 pub struct DeviceName(String);
 
 impl DeviceName {
-    /// The name.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -185,7 +185,7 @@ impl fmt::Display for DeviceName {
     }
 }
 
-/// `vendor/class=device`, as the kubelet passes it to the runtime.
+/// The qualified name `vendor/class=device`, as the kubelet passes it to the runtime.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct QualifiedName {

@@ -1,13 +1,13 @@
-//! The types of a spec file, field by field as the runtimes know them.
+//! The types of a spec file, field by field as runtimes know them.
 //!
-//! Unknown fields are refused, as the runtimes refuse them; empty lists and absent values are left
-//! out when written, which is how the specification's own types are written.
+//! Unknown fields are refused, as runtimes refuse them. Empty lists and absent values are omitted when
+//! written, as the specification's own types do it.
 
 use crate::{DeviceName, Kind, Version};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// One spec file: devices of one kind.
+/// A spec file: devices of one kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Spec {
@@ -15,18 +15,18 @@ pub struct Spec {
     pub cdi_version: Version,
     /// Vendor and class of all devices of the file.
     pub kind: Kind,
-    /// About the spec; no effect on containers. From 0.6.0 on.
+    /// Annotations of the spec, without effect on containers. From 0.6.0 on.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     /// The devices, at least one.
     pub devices: Vec<Device>,
-    /// Edits for a container that asks for any of the devices, made once.
+    /// Edits that are made once for a container that requests any of the devices.
     #[serde(default, skip_serializing_if = "ContainerEdits::is_empty")]
     pub container_edits: ContainerEdits,
 }
 
 impl Spec {
-    /// A spec of these devices that declares the lowest version that it needs. Call
+    /// Returns a spec of these devices that declares the lowest version that it needs. Call
     /// [`Spec::declare_lowest_version`] after changing it.
     pub fn new(kind: Kind, devices: Vec<Device>) -> Self {
         let mut spec = Self {
@@ -40,38 +40,38 @@ impl Spec {
         spec
     }
 
-    /// Sets the version to the lowest one that knows everything the spec uses, so that the oldest
-    /// runtime that can serve it does.
+    /// Sets the version to the lowest one that knows all fields that the spec uses, so that runtimes as old
+    /// as possible accept it.
     pub fn declare_lowest_version(&mut self) {
         self.cdi_version = self.version_range().lowest;
     }
 
-    /// The device of that name.
+    /// Returns the device of that name; `None` if there is none.
     pub fn device(&self, name: &DeviceName) -> Option<&Device> {
         self.devices.iter().find(|device| &device.name == name)
     }
 
-    /// The edits of the spec itself and of each device.
+    /// Returns the edits of the spec itself and of each device.
     pub(crate) fn all_edits(&self) -> impl Iterator<Item = &ContainerEdits> {
         std::iter::once(&self.container_edits).chain(self.devices.iter().map(|d| &d.container_edits))
     }
 }
 
-/// One device that a container can ask for.
+/// A device that a container can request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Device {
-    /// Unique in the spec.
+    /// The name, unique in the spec.
     pub name: DeviceName,
-    /// About the device; no effect on containers. From 0.6.0 on.
+    /// Annotations of the device, without effect on containers. From 0.6.0 on.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// What the container gets; a device without any edit is not valid.
+    /// The edits for the container; a device without any edit is not valid.
     pub container_edits: ContainerEdits,
 }
 
 impl Device {
-    /// A device without annotations.
+    /// Returns a device without annotations.
     pub fn new(name: DeviceName, container_edits: ContainerEdits) -> Self {
         Self { name, annotations: BTreeMap::new(), container_edits }
     }
@@ -81,7 +81,7 @@ impl Device {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ContainerEdits {
-    /// Environment, `NAME=value` each; a later entry of the same name wins.
+    /// Environment variables, each as `NAME=value`; a later entry of the same name wins.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
     /// Device nodes, with their permissions in the device cgroup.
@@ -110,10 +110,10 @@ pub struct ContainerEdits {
 pub struct DeviceNode {
     /// Path in the container.
     pub path: String,
-    /// Path on the host where the runtime looks up what is missing below; `path` by default.
+    /// Path on the host where the runtime looks up the fields that are missing; `path` by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_path: Option<String>,
-    /// `b`, `c`, `u` (a character device too) or `p`.
+    /// Type of the node: `b`, `c`, `u` (also a character device) or `p`.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub device_type: Option<String>,
     /// Major number.
@@ -125,13 +125,13 @@ pub struct DeviceNode {
     /// Permission bits of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_mode: Option<u32>,
-    /// Of `r`, `w` and `m`; all three by default.
+    /// Access in the device cgroup, of `r`, `w` and `m`; all three by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permissions: Option<String>,
-    /// Owner in the container.
+    /// User ID of the owner in the container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Group in the container.
+    /// Group ID in the container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gid: Option<u32>,
 }
@@ -140,14 +140,14 @@ pub struct DeviceNode {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Mount {
-    /// What is mounted.
+    /// Path on the host, or the source of another file system.
     pub host_path: String,
-    /// Where in the container.
+    /// Path in the container.
     pub container_path: String,
-    /// Mount options, `ro`, `bind`….
+    /// Mount options such as `ro` or `bind`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub options: Vec<String>,
-    /// File system type; with bind mounts it means nothing.
+    /// File system type; it has no meaning for bind mounts.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub mount_type: Option<String>,
 }
@@ -156,18 +156,18 @@ pub struct Mount {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Hook {
-    /// When.
+    /// The point of the container's life at which it runs.
     pub hook_name: HookName,
-    /// The program.
+    /// Path of the program.
     pub path: String,
-    /// Its argument list, the program's name first.
+    /// Argument list, with the program's name first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
-    /// Its environment, at least one variable: runc up to 1.2 gives a hook without one the environment of the
-    /// container, which the image's author writes (the cause of CVE-2025-23266).
+    /// Environment of the hook, at least one variable. Without one, runc up to 1.2 gives the hook the
+    /// environment of the container, which the image's author writes (the cause of CVE-2025-23266).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
-    /// Seconds after which it is stopped.
+    /// Seconds after which the hook is stopped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<u32>,
 }
@@ -176,13 +176,13 @@ pub struct Hook {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum HookName {
-    /// Deprecated by OCI in favour of the three below.
+    /// Deprecated by OCI in favour of the three points below.
     Prestart,
     /// In the runtime's namespaces, before the root is pivoted.
     CreateRuntime,
-    /// In the container's namespaces, before the root is pivoted; the path is the host's.
+    /// In the container's namespaces, before the root is pivoted; the path is on the host.
     CreateContainer,
-    /// In the container, before its program; the path is the container's.
+    /// In the container, before its program starts; the path is in the container.
     StartContainer,
     /// After the program started.
     Poststart,
@@ -206,13 +206,13 @@ pub struct IntelRdt {
     /// All schemata, line by line. From 1.1.0 on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub schemata: Vec<String>,
-    /// Monitoring. From 1.1.0 on.
+    /// True if monitoring is enabled. From 1.1.0 on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enable_monitoring: Option<bool>,
-    /// Cache monitoring. Up to 1.0.0; runtimes that know 1.1.0 refuse files with it.
+    /// True if cache monitoring is enabled. Up to 1.0.0; runtimes that know 1.1.0 refuse files with it.
     #[serde(default, rename = "enableCMT", skip_serializing_if = "Option::is_none")]
     pub enable_cmt: Option<bool>,
-    /// Bandwidth monitoring. Up to 1.0.0; runtimes that know 1.1.0 refuse files with it.
+    /// True if bandwidth monitoring is enabled. Up to 1.0.0; runtimes that know 1.1.0 refuse files with it.
     #[serde(default, rename = "enableMBM", skip_serializing_if = "Option::is_none")]
     pub enable_mbm: Option<bool>,
 }
@@ -221,8 +221,8 @@ pub struct IntelRdt {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NetDevice {
-    /// Its name on the host.
+    /// Name of the interface on the host.
     pub host_interface_name: String,
-    /// Its name in the container.
+    /// Name of the interface in the container.
     pub name: String,
 }

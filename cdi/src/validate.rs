@@ -1,21 +1,21 @@
-//! What a spec must fulfil before a runtime sees it.
+//! Validates a spec before a runtime sees it.
 
 use crate::spec::{ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice};
 use crate::{Spec, Version};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// One rule that a spec breaks, with the place.
+/// A broken rule of a spec, with its place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {reason}")]
 pub struct Problem {
-    /// The field, `devices[2].containerEdits.env[0]`.
+    /// Path of the field, for example `devices[2].containerEdits.env[0]`.
     pub path: String,
-    /// What is wrong with it.
+    /// What is wrong with the field.
     pub reason: String,
 }
 
-/// Everything that is wrong with a spec, in the order of the file; never empty.
+/// All problems of a spec, in the order of the file; never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problems(pub Vec<Problem>);
 
@@ -31,12 +31,12 @@ impl fmt::Display for Problems {
     }
 }
 
-/// Largest total size of keys and values of one set of annotations.
+/// The largest total size of keys and values of one set of annotations, in bytes.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
 
 impl Spec {
-    /// Checks every rule of the runtimes and of the specification's text, and names all that fail.
-    /// The rules for names are already kept by their types.
+    /// Checks all rules of the runtimes and of the specification's text. Returns all problems as an error.
+    /// The rules for names are enforced by their types.
     pub fn validate(&self) -> Result<(), Problems> {
         let mut found = Findings::default();
         self.check_version(&mut found);
@@ -219,7 +219,7 @@ impl Findings {
     }
 
     fn mount(&mut self, path: &str, mount: &Mount) {
-        // A mount that names a file system may have any source (`tmpfs`); all others are binds.
+        // A mount that names a file system may have any source (`tmpfs`); all others are bind mounts.
         if matches!(mount.mount_type.as_deref(), None | Some("" | "none" | "bind")) {
             self.absolute(&format!("{path}.hostPath"), &mount.host_path);
         } else if mount.host_path.is_empty() {
@@ -244,7 +244,8 @@ impl Findings {
     }
 }
 
-/// Annotation keys follow Kubernetes: `[domain/]name`.
+/// Returns the problem of an annotation key; `None` if it is valid. Keys have the form of Kubernetes,
+/// `[domain/]name`.
 fn annotation_key_problem(key: &str) -> Option<String> {
     let (domain, name) = match key.split_once('/') {
         Some((domain, name)) => (Some(domain), name),

@@ -1,4 +1,4 @@
-//! Versions of the specification and which of them a spec can declare.
+//! Versions of the specification, and the versions that a spec can declare.
 
 use crate::Spec;
 use serde::{Deserialize, Serialize};
@@ -7,33 +7,34 @@ use std::fmt;
 /// A released version of the specification, oldest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Version {
-    /// Host paths of device nodes; device names that start with a digit.
+    /// Introduced host paths of device nodes, and device names that start with a digit.
     #[serde(rename = "0.5.0", alias = "v0.5.0")]
     V0_5,
-    /// Annotations; dots in the class.
+    /// Introduced annotations, and dots in the class.
     #[serde(rename = "0.6.0", alias = "v0.6.0")]
     V0_6,
-    /// resctrl settings; additional groups.
+    /// Introduced resctrl settings and additional groups.
     #[serde(rename = "0.7.0", alias = "v0.7.0")]
     V0_7,
-    /// Nothing new in the file.
+    /// Introduced no field.
     #[serde(rename = "0.8.0", alias = "v0.8.0")]
     V0_8,
-    /// Nothing new in the file.
+    /// Introduced no field.
     #[serde(rename = "1.0.0", alias = "v1.0.0")]
     V1_0,
-    /// Network interfaces; schemata and monitoring of resctrl, whose two older switches went.
+    /// Introduced network interfaces, and schemata and monitoring of resctrl; removed the two older resctrl
+    /// switches.
     #[serde(rename = "1.1.0", alias = "v1.1.0")]
     V1_1,
 }
 
 impl Version {
-    /// The oldest version that we write; every runtime with CDI switched on by DRA knows it.
+    /// The oldest version that this crate writes; every runtime in which DRA enables CDI knows it.
     pub const OLDEST: Self = Self::V0_5;
-    /// The newest version that we know.
+    /// The newest version that this crate knows.
     pub const NEWEST: Self = Self::V1_1;
 
-    /// As written in a file.
+    /// Returns the version as it is written in a file.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::V0_5 => "0.5.0",
@@ -52,8 +53,8 @@ impl fmt::Display for Version {
     }
 }
 
-/// The versions that know every field that a spec uses. Empty (`lowest > highest`) when it uses
-/// fields of which some were dropped before the others came.
+/// The versions that know all fields that a spec uses. The range is empty (`lowest > highest`) if the spec
+/// uses a field that was dropped before another one came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VersionRange {
     /// The oldest of them.
@@ -63,14 +64,14 @@ pub struct VersionRange {
 }
 
 impl VersionRange {
-    /// Whether a spec may declare that version.
+    /// Returns true if a spec may declare that version.
     pub fn contains(self, version: Version) -> bool {
         (self.lowest..=self.highest).contains(&version)
     }
 }
 
 impl Spec {
-    /// The versions that know everything that this spec uses.
+    /// Returns the versions that know all fields that this spec uses.
     pub fn version_range(&self) -> VersionRange {
         let mut lowest = Version::OLDEST;
         let mut highest = Version::NEWEST;

@@ -3,10 +3,12 @@
 mod target;
 
 use aliquot_controller::args::StrategyArg;
+use aliquot_model::duration::parse_duration;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::time::Duration;
 pub(crate) use target::{Kind, Target};
 
 /// Exit codes that all commands have.
@@ -218,6 +220,9 @@ pub(crate) struct UninstallArgs {
     /// The cluster.
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
+    /// How long controller, node agents and farewell pods may each take, as in 90s or 10m.
+    #[arg(long, default_value = "2m", value_parser = parse_duration)]
+    pub(crate) timeout: Duration,
     /// Do it; without this flag the command only says what it would do.
     #[arg(long)]
     pub(crate) yes: bool,

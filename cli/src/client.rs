@@ -1,4 +1,4 @@
-//! How commands reach the cluster.
+//! The connection of commands to the cluster.
 
 use crate::args::ClusterArgs;
 use anyhow::{Context, Result, anyhow, bail};
@@ -8,10 +8,11 @@ use kube::{Api, Client};
 use std::error::Error;
 use std::path::Path;
 
-/// By the kubeconfig and context that are named; else `KUBECONFIG`, `~/.kube/config`, or the pod's service account.
+/// Connects with the kubeconfig and context that the arguments name; otherwise with `KUBECONFIG`,
+/// `~/.kube/config`, or the pod's service account.
 ///
 /// # Errors
-/// If there is none, or it cannot be used.
+/// If there is no configuration, or it cannot be used.
 pub(crate) async fn connect(cluster: &ClusterArgs) -> Result<Client> {
     let mut config = config(cluster).await?;
     if let Some(user) = &cluster.as_user {
@@ -24,7 +25,7 @@ async fn config(cluster: &ClusterArgs) -> Result<Config> {
     let path = cluster.kubeconfig.as_deref();
     if path.is_none() && cluster.context.is_none() {
         return Config::infer().await.map_err(|error| {
-            // Of the two ways that were tried people mean the file.
+            // Two ways were tried, and users mean the file.
             let of_file = error.source().and_then(|source| source.downcast_ref::<KubeconfigError>());
             let why = of_file.map_or_else(|| error.to_string(), |error| reason(None, error));
             anyhow!(
@@ -45,10 +46,10 @@ async fn config(cluster: &ClusterArgs) -> Result<Config> {
     Config::from_custom_kubeconfig(file, &options).await.map_err(wrong)
 }
 
-/// Says so if a namespace does not exist. Who may not look is not held up.
+/// Checks that a namespace exists. A user who may not read namespaces is not stopped.
 ///
 /// # Errors
-/// If it does not exist.
+/// If the namespace does not exist.
 pub(crate) async fn check_namespace(client: &Client, namespace: &str) -> Result<()> {
     match Api::<Namespace>::all(client.clone()).get_opt(namespace).await {
         Ok(None) => {
@@ -62,14 +63,14 @@ fn named(path: Option<&Path>) -> String {
     path.map_or_else(|| "the kubeconfig".to_owned(), |path| format!("kubeconfig {}", path.display()))
 }
 
-/// What is wrong with a kubeconfig, which it names once.
+/// Returns what is wrong with a kubeconfig, and names the file once.
 fn reason(path: Option<&Path>, error: &KubeconfigError) -> String {
     let named = named(path);
     match error {
         KubeconfigError::ReadConfig(error, path) => {
             format!("kubeconfig {} cannot be read: {error}", path.display())
         }
-        // The parser goes on to show the place.
+        // Further lines of the parser's error show the place.
         KubeconfigError::Parse(error) => {
             let text = error.to_string();
             format!(
@@ -81,7 +82,7 @@ fn reason(path: Option<&Path>, error: &KubeconfigError) -> String {
     }
 }
 
-/// An error in words: what the API server said, not how its answer looks in a program.
+/// Returns an error as text for users: the message of the API server, not the debug form of its answer.
 pub(crate) fn told(error: &anyhow::Error) -> String {
     let mut parts: Vec<String> = Vec::new();
     for cause in error.chain() {
@@ -96,7 +97,7 @@ pub(crate) fn told(error: &anyhow::Error) -> String {
             }
             _ => (cause.to_string(), false),
         };
-        // Some say what their cause says.
+        // Some errors repeat the text of their cause.
         if parts.last().is_none_or(|before| !before.ends_with(&text)) {
             parts.push(text);
         }

@@ -1,29 +1,30 @@
-//! Completion in shells, of `aliquot`, of `kubectl-aliquot` and of `kubectl aliquot`.
+//! Shell completion of `aliquot`, of `kubectl-aliquot` and of `kubectl aliquot`.
 //!
-//! kubectl asks a program called `kubectl_complete-aliquot` for what may come next; called by that name, this is it.
+//! kubectl asks a program called `kubectl_complete-aliquot` for the words that may come next. This program
+//! answers when it is called by that name.
 
 use crate::args::{Args, CompletionArgs, Shell};
 use clap::{Command, CommandFactory, ValueHint};
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// The name that the program has as a plugin of kubectl.
+/// The name of the program as a plugin of kubectl.
 const PLUGIN: &str = "kubectl-aliquot";
 /// The name by which kubectl asks for completions.
 const ASKED_BY_KUBECTL: &str = "kubectl_complete-aliquot";
-/// Kinds that can be explained, as far as they are typed.
+/// Prefixes of the objects that can be explained.
 const KINDS: [&str; 2] = ["pod/", "claim/"];
-/// Tells kubectl that file names make no sense here, in the words of the library that it is made with.
+/// Tells kubectl not to offer file names, in the notation of the library that kubectl uses.
 const NO_FILES: &str = ":4";
-/// The opposite.
+/// Tells kubectl to offer file names.
 const FILES: &str = ":0";
 
-/// Prints the script.
+/// Prints the script of a shell.
 pub(crate) fn run(args: &CompletionArgs) {
     say!("{}", script(args.shell).trim_end());
 }
 
-/// The command without what only it itself calls.
+/// Returns the command without the hidden subcommands, which only the program itself calls.
 fn visible() -> Command {
     let all = Args::command();
     let shown: Vec<Command> = all.get_subcommands().filter(|c| !c.is_hide_set()).cloned().collect();
@@ -53,13 +54,14 @@ pub(crate) fn is_asked(program: Option<&OsStr>) -> bool {
     program.is_some_and(|program| Path::new(program).file_name() == Some(OsStr::new(ASKED_BY_KUBECTL)))
 }
 
-/// Answers kubectl: a line for each word that may stand last.
+/// Answers kubectl: prints a line for each word that may be in the last place.
 pub(crate) fn answer(words: &[String]) {
     let (typed, before) = words.split_last().map_or(("", words), |(last, before)| (last.as_str(), before));
     say!("{}", candidates(typed, before).join("\n"));
 }
 
-/// What may stand in place of the word that is typed, with what is said of it; the last line is about file names.
+/// Returns the words that may replace the typed word, with a description of each; the last line is about file
+/// names.
 fn candidates(typed: &str, before: &[String]) -> Vec<String> {
     let mut command = visible();
     command.build();

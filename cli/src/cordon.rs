@@ -1,7 +1,8 @@
-//! `aliquot cordon` and `aliquot uncordon`: one GPU of a node out of service, and back.
+//! `aliquot cordon` and `aliquot uncordon`: take one GPU of a node out of service and put it back.
 //!
-//! The commands write an annotation of the Node (`aliquot_model::cordon`), which its node agent publishes as a taint on
-//! every device of the GPU. A taint rule of the API names one device; a GPU has up to thirty.
+//! The commands write an annotation of the Node (`aliquot_model::cordon`), which the node agent publishes as
+//! a taint on every device of the GPU. A taint rule of the API would name only one device, and a GPU has up
+//! to thirty.
 
 pub(crate) mod acknowledge;
 mod gpus;
@@ -24,7 +25,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-/// How long the node's agent may take to publish it.
+/// The time that the node agent gets to publish the taint.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Runs `aliquot cordon`.
@@ -50,7 +51,7 @@ pub(crate) async fn undo(args: UncordonArgs) -> Result<()> {
     Ok(())
 }
 
-/// Writes the annotation, and says what that means.
+/// Writes the annotation, and returns a text about its effect.
 async fn cordon(client: &Client, gpu: &Gpu, args: &CordonArgs) -> Result<String> {
     let cordon = Cordon { evict: args.evict, reason: args.reason.clone().unwrap_or_default() };
     let taint = cordon.taint(&args.driver_name);
@@ -80,7 +81,8 @@ async fn cordon(client: &Client, gpu: &Gpu, args: &CordonArgs) -> Result<String>
     Ok(text)
 }
 
-/// Removes the annotation. Also that of a GPU that is not there any more, which a Node is found by.
+/// Removes the annotation, also that of a GPU that no longer exists; then the annotation tells which Node it
+/// is.
 async fn uncordon(client: &Client, args: &UncordonArgs) -> Result<String> {
     let nodes: Api<Node> = Api::all(client.clone());
     let found = find(client, &args.driver_name, &args.gpu, args.node.as_deref()).await;
@@ -130,24 +132,24 @@ async fn find(client: &Client, driver: &str, text: &str, node: Option<&str>) -> 
     Ok(wanted.among(&all).map_err(NotThere)?)
 }
 
-/// Claims that have devices of the GPU, with the pods that they are reserved for.
+/// Returns the claims that have devices of the GPU, with the pods for which they are reserved.
 async fn users(client: &Client, driver: &str, gpu: &Gpu) -> Result<Vec<String>> {
     let claims = lean::<ResourceClaim>(client).await.context("cannot list claims")?;
     let pool = names::pool_name(driver, &gpu.node);
     Ok(claims.iter().filter_map(|claim| gpu.used_by(claim, driver, &pool)).collect())
 }
 
-/// No such GPU is published.
+/// The GPU is not published.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct NotThere(String);
 
-/// How claims are kept off a GPU.
+/// The way in which claims are kept off a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Published {
     /// By a taint.
     Tainted,
-    /// A server that keeps no taints is shown nothing of it.
+    /// By not publishing the GPU, because the API server does not store taints.
     Withdrawn,
 }
 
@@ -163,7 +165,7 @@ impl Published {
     }
 }
 
-/// Waits until what is published of the GPU keeps claims off it.
+/// Waits until the published devices of the GPU keep claims off it. Returns an error after `patience`.
 async fn wait(client: &Client, gpu: &Gpu, args: &CordonArgs, patience: Duration) -> Result<Published> {
     let started = Instant::now();
     let key = names::cordoned_taint(&args.driver_name);

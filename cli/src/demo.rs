@@ -1,8 +1,8 @@
-//! `aliquot demo`: the whole line on one machine, with nothing faked that is ours.
+//! `aliquot demo`: runs the whole product on one machine, with no part of the product faked.
 //!
-//! Simulated are the GPUs (stand-ins for NVIDIA's two libraries) and the Kubernetes control plane. Real
-//! are the controller, the node agents, their sockets, the CDI specs, the limiter, and the processes
-//! that run into it. This module plays kubelet and container runtime in between.
+//! The GPUs (stand-ins for NVIDIA's two libraries) and the Kubernetes control plane are simulated. The
+//! controller, the node agents, their sockets, the CDI specs, the limiter and the processes that run into
+//! their limits are real. This module plays kubelet and container runtime between them.
 
 mod api;
 mod clean;
@@ -24,6 +24,7 @@ mod work_dir;
 mod workloads;
 
 use crate::args::{ContainerArgs, DemoArgs, TetherArgs};
+use crate::client::told;
 use crate::output::written;
 use aliquot_sim_kubelet::{container, tether};
 use anyhow::{Context, Result, bail};
@@ -40,20 +41,20 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use work_dir::WorkDir;
 
-/// What stands below the table.
+/// The text below the table.
 const EXPLANATION: &str =
     "The figures are those of a program that takes memory until CUDA refuses more. What is
 missing to a limit is what CUDA itself takes: its context counts too. Then the
 container's own command ran ($), with this machine's files.";
-/// How often the demo looks at the API.
+/// The interval at which the demo looks at the API.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Becomes a container of a demo that runs.
+/// Turns this process into a container of a running demo.
 pub(crate) fn become_container(args: &ContainerArgs) -> ExitCode {
     container::run(&args.spec, args.parent)
 }
 
-/// Becomes a program that ends with the demo that started it.
+/// Turns this process into a program that ends with the demo that started it.
 pub(crate) fn become_tethered(args: &TetherArgs) -> ExitCode {
     tether::run(args.parent, &args.program, &args.args)
 }
@@ -61,18 +62,18 @@ pub(crate) fn become_tethered(args: &TetherArgs) -> ExitCode {
 /// Runs the demo.
 ///
 /// # Errors
-/// Bad manifests and fleets with file, line and reason; a pod that cannot be placed with the
+/// Malformed manifests and fleets, with file, line and reason; a pod that cannot be placed, with the
 /// controller's reason; a limit that did not hold; anything that was left behind.
 pub(crate) async fn run(args: DemoArgs) -> Result<()> {
-    // What is wrong is often a word of a manifest.
-    run_or_end(args).await.map_err(|error| anyhow::Error::msg(said::printable(&format!("{error:#}"))))
+    // The cause is often a word of a manifest, which may contain control characters.
+    run_or_end(args).await.map_err(|error| anyhow::Error::msg(said::printable(&told(&error))))
 }
 
 async fn run_or_end(args: DemoArgs) -> Result<()> {
     let mut ending = Ending::listen()?;
     tokio::select! {
         biased;
-        // What the demo started has ended, and its files are gone, before this is said.
+        // By the time of this message, all processes of the demo have ended and its files are removed.
         signal = ending.signal() => bail!("stopped by {signal}; everything that the demo started has ended"),
         result = run_through(args) => result,
     }
@@ -149,7 +150,8 @@ async fn run_through(args: DemoArgs) -> Result<()> {
     verdict(&report, &leftovers)
 }
 
-/// The objects of each file, which are applied one after the other, and what is left out of them.
+/// Returns the objects of each file, which are applied one after the other, and the objects that are left
+/// out.
 fn files(args: &DemoArgs) -> Result<(Vec<Vec<Document>>, Vec<String>)> {
     let mut files: Vec<Vec<Document>> = match args.files.as_slice() {
         [] => manifests::EXAMPLES

@@ -1,10 +1,10 @@
-//! The demo where it cannot run: its containers are made of what Linux alone has.
+//! The demo on systems on which it cannot run: its containers need features of Linux.
 
 use crate::args::{ContainerArgs, DemoArgs, TetherArgs};
 use anyhow::{Result, bail};
 use std::process::ExitCode;
 
-/// Runs the demo.
+/// Refuses to run the demo.
 ///
 /// # Errors
 /// Always.

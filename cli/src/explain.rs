@@ -1,6 +1,7 @@
 //! `aliquot explain`: reads what the controller reads, decides again, and says why. Nothing is written.
 //!
-//! Who may not read the whole cluster is told what the rights in the object's namespace show, and what is left out.
+//! A user who may not read the whole cluster is shown what the rights in the object's namespace show, and
+//! told what is left out.
 
 mod events;
 mod object;
@@ -13,9 +14,9 @@ use crate::client::{check_namespace, connect};
 use crate::output::written;
 use crate::rights::Right;
 use crate::snapshot::{self, Gathered};
-use aliquot_controller::decide::{Matcher, Options};
-use aliquot_controller::explain::{self, Explanation, State};
-use aliquot_controller::index::{Index, ObjectKey, Pod};
+use aliquot_allocator::explain::{self, Explanation, State};
+use aliquot_allocator::schedule::{Matcher, Options};
+use aliquot_allocator::snapshot::{ObjectKey, Pod, Snapshot};
 use anyhow::{Context, Result, bail};
 use events::Said;
 use k8s_openapi::jiff::Timestamp;
@@ -27,21 +28,21 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use strategy::Known;
 
-/// Longest search.
+/// Time limit of the search.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Events that are shown, at most.
+/// The most events that are shown.
 const EVENTS: usize = 8;
-/// Name of the pod that stands in for the first one of a claim that no pod uses.
+/// The name of the pod that stands in for the first pod of a claim without pods.
 const STAND_IN: &str = "aliquot-explain";
 
-/// What scripts are told.
+/// The result for scripts, as exit status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
-    /// It has its devices, or can have them.
+    /// The object has its devices, or can have them.
     Well,
-    /// It cannot be placed now.
+    /// The object cannot be placed now.
     NotNow,
-    /// It has no devices, and rights are missing to say more.
+    /// The object has no devices, and rights are missing to say more.
     Unknown,
 }
 
@@ -55,17 +56,17 @@ impl From<Verdict> for ExitCode {
     }
 }
 
-/// What is told, in both forms.
+/// The answer, as text and as JSON.
 struct Answer {
     text: String,
     json: Value,
     verdict: Verdict,
 }
 
-/// Runs it.
+/// Runs `aliquot explain`.
 ///
 /// # Errors
-/// If the API does not answer, or the object does not exist or may not be read.
+/// If the API server does not answer, or the object does not exist or may not be read.
 pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode> {
     let target = args.target().map_err(anyhow::Error::msg)?;
     let client = connect(&args.cluster).await?;
@@ -101,7 +102,7 @@ async fn answer(client: &Client, args: &ExplainArgs, target: &Target) -> Result<
     }
 }
 
-/// What the rights of a tenant show, and what is left out.
+/// Returns what the rights of a tenant show, and what is left out.
 fn seen(target: &Target, object: &Object, said: Result<Vec<Said>, Right>, cluster: &[Right]) -> Answer {
     let mut here = object.missing.clone();
     let said = said.unwrap_or_else(|right| {
@@ -141,7 +142,7 @@ fn seen(target: &Target, object: &Object, said: Result<Vec<Said>, Right>, cluste
     Answer { text, json, verdict }
 }
 
-/// The decision, made again.
+/// Returns the answer after making the decision again.
 async fn judged(
     client: &Client,
     args: &ExplainArgs,
@@ -217,7 +218,8 @@ async fn judged(
     Ok(Answer { text, json, verdict })
 }
 
-/// Why a pod that fits gets nothing all the same: a quota or budget refuses it, or it waits for somebody else.
+/// Returns why a pod that fits still gets nothing: a quota or budget refuses it, or it waits for another
+/// scheduling gate.
 fn held_back(gates: Option<String>, said: &[Said]) -> Vec<String> {
     let refused = said.last().filter(|last| last.is_forbidden());
     let refused =
@@ -225,7 +227,7 @@ fn held_back(gates: Option<String>, said: &[Said]) -> Vec<String> {
     gates.into_iter().chain(refused).collect()
 }
 
-/// By what nodes were compared, where they were.
+/// Returns the strategy by which nodes were compared; `None` if they were not.
 fn judged_by(explanation: &Explanation, known: &Known) -> Option<String> {
     let used = explanation.strategy()?;
     let words = strategy::words(used);
@@ -255,8 +257,8 @@ fn put(json: &mut Value, name: &str, value: Value) {
     }
 }
 
-/// A pod that uses the claim: the one that it is reserved for, any other, or a stand-in.
-fn user_of(index: &mut Index, key: &ObjectKey) -> Result<Pod> {
+/// Returns a pod that uses the claim: the one for which it is reserved, any other, or a stand-in.
+fn user_of(index: &mut Snapshot, key: &ObjectKey) -> Result<Pod> {
     let Some(claim) = index.claim(key).cloned() else { bail!("ResourceClaim {key} is gone") };
     let mut pods: Vec<&Pod> = index.pods_of_claim(key).filter(|pod| !pod.terminal).collect();
     pods.sort_by_key(|pod| (!claim.is_reserved_for(pod), pod.created, pod.key.clone()));

@@ -1,21 +1,24 @@
-//! Puts the files that containers mount on the node, one folder a version.
+//! Installs the files that containers mount on the node, in one directory for each version.
 
 use crate::args::InstallArgs;
+use aliquot_model::names::NODE_FILES;
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::SystemTime;
 
-/// The limiter's files and the OCI hook.
-const FILES: [&str; 3] = ["libaliquot_preload.so", "libaliquot_core.so", "aliquot-oci-hook"];
-
-/// Copies the files into `<to>/<version>/`. A file that is there already is in use by containers and
-/// is never overwritten; one with other content is an error, since a version's files never change.
+/// Copies the files into `<to>/<version>/`, and sets that directory's time to the time of the installation.
+/// An existing file is in use by containers and is never overwritten. An existing file with other content is
+/// an error, because a version's files never change.
 pub(crate) fn run(args: &InstallArgs) -> Result<()> {
     let target = args.to.join(env!("CARGO_PKG_VERSION"));
     fs::create_dir_all(&target).with_context(|| format!("cannot create {}", target.display()))?;
-    for name in FILES {
+    // A farewell pod does not remove what was installed after it began.
+    let touched = fs::File::open(&target).and_then(|dir| dir.set_modified(SystemTime::now()));
+    touched.with_context(|| format!("cannot set the time of {}", target.display()))?;
+    for name in NODE_FILES {
         install(&args.from.join(name), &target.join(name))?;
     }
     Ok(())
@@ -37,7 +40,7 @@ fn install(from: &Path, to: &Path) -> Result<()> {
     fs::write(&new, &content).with_context(|| format!("cannot write {}", new.display()))?;
     fs::set_permissions(&new, fs::Permissions::from_mode(0o755))?;
     fs::File::open(&new)?.sync_all()?;
-    // A second instance may have come first; then its file stays.
+    // Another instance may have created the file first; then its file stays.
     match fs::hard_link(&new, to) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
             fs::remove_file(&new)?;
@@ -54,7 +57,7 @@ mod tests {
     fn files(dir: &Path, content: &str) -> InstallArgs {
         let from = dir.join("from");
         fs::create_dir_all(&from).unwrap();
-        for name in FILES {
+        for name in NODE_FILES {
             fs::write(from.join(name), content).unwrap();
         }
         InstallArgs { from, to: dir.join("to") }
@@ -67,7 +70,7 @@ mod tests {
         run(&args).unwrap();
         run(&args).unwrap();
         let installed = args.to.join(env!("CARGO_PKG_VERSION"));
-        assert_eq!(fs::read_dir(&installed).unwrap().count(), FILES.len());
+        assert_eq!(fs::read_dir(&installed).unwrap().count(), NODE_FILES.len());
         assert_eq!(fs::read_to_string(installed.join("libaliquot_core.so")).unwrap(), "one");
     }
 

@@ -1,15 +1,16 @@
 //! `aliquot`: the operator's command.
 //!
-//! `demo` runs the whole product on one machine without GPU, cluster or root; `explain` says why a claim
-//! has what it has, or nothing; `release` frees devices that claims keep without a pod; `cordon`
-//! and `uncordon` take one GPU out of service and put it back; `acknowledge` clears its errors from before; `uninstall`
-//! takes the product out of a cluster; `completion` prints a shell's script; `install-node-files` is what the node agent's
-//! init container runs. Installed as `kubectl-aliquot` it is a kubectl plugin.
+//! `demo` runs the whole product on one machine without GPU, cluster or root; `explain` says why a claim has
+//! its devices, or has none; `plan` shows which pods would be moved to fill gaps; `release` frees devices
+//! that claims keep without a pod; `cordon` and `uncordon` take one GPU out of service and put it back;
+//! `acknowledge` clears the earlier errors of a GPU; `uninstall` removes the product from a cluster;
+//! `completion` prints a script for a shell; `install-node-files` is run by the node agent's init container.
+//! Installed as `kubectl-aliquot`, the program is a kubectl plugin.
 //!
 //! Start reading at [`demo::run`].
 #![forbid(unsafe_code)]
 
-/// Prints a line. Who read it may be gone (`| head`); what is being done goes on all the same.
+/// Prints a line. Errors are ignored: the reader may be gone (`| head`), and the work goes on all the same.
 macro_rules! say {
     ($($text:tt)*) => {{
         use std::io::Write as _;

@@ -1,13 +1,13 @@
-//! Results for programs.
+//! Results for programs, as JSON or YAML.
 
 use crate::args::Format;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// The value as a program wants it, without a line end.
+/// Returns a value in a format, without a line break at the end.
 ///
 /// # Errors
-/// If it has no such form.
+/// If the value has no such form.
 pub(crate) fn written<T: Serialize>(value: &T, format: Format) -> Result<String> {
     match format {
         Format::Json => serde_json::to_string_pretty(value).context("this has no form in JSON"),

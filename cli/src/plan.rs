@@ -1,13 +1,13 @@
-//! `aliquot plan --compact`: which pods the controller would move to fill gaps, and what that frees.
+//! `aliquot plan --compact`: shows which pods the controller would move to fill gaps, and what that frees.
 //! Nothing is written.
 
 use crate::args::PlanArgs;
 use crate::client::{check_namespace, connect};
 use crate::output::written;
 use crate::snapshot;
-use aliquot_controller::brain::{Reserving, Settings, plan_compaction};
-use aliquot_controller::budget::window::time;
-use aliquot_controller::compact::{ALLOWANCE, Allowance, Gaps, Outline, Stays, Terms, in_the_way};
+use aliquot_allocator::api_time::time;
+use aliquot_allocator::compaction::{ALLOWANCE, Allowance, Gaps, Outline, Stays, Terms, in_the_way};
+use aliquot_controller::reconciler::{Reserving, Settings, plan_compaction};
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::jiff::Timestamp;
@@ -18,15 +18,15 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest search.
+/// Time limit of the search.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What an hour allows where nobody says.
+/// The most moves in an hour, if neither the controller nor the command line states it.
 const PER_HOUR: usize = 20;
 
-/// Runs it.
+/// Runs `aliquot plan`.
 ///
 /// # Errors
-/// If the API does not answer.
+/// If the API server does not answer.
 pub(crate) async fn run(args: PlanArgs) -> Result<()> {
     let client = connect(&args.cluster).await?;
     check_namespace(&client, &args.namespace).await.context("--namespace has to be that of Aliquot")?;
@@ -35,7 +35,7 @@ pub(crate) async fn run(args: PlanArgs) -> Result<()> {
     let staying = in_the_way(&index);
     let terms = Terms { per_gpu: args.moves_per_gpu.get(), ..Terms::default() };
     let until = Instant::now() + PATIENCE;
-    // Places that are reserved are known by their pods, whatever the terms are.
+    // Reserved places are found by their pods, whatever the terms of the reservations are.
     let settings = Settings { reserving: Some(Reserving::default()), ..Settings::default() };
     let now = Timestamp::now();
     let outline = plan_compaction(index, settings, terms, now, &mut || Instant::now() >= until);
@@ -47,7 +47,7 @@ pub(crate) async fn run(args: PlanArgs) -> Result<()> {
     Ok(())
 }
 
-/// What the controller wrote down about moves of the last hour.
+/// Returns what the controller recorded about moves of the last hour.
 async fn allowance(client: &Client, args: &PlanArgs) -> Result<Allowance> {
     let maps = Api::<ConfigMap>::namespaced(client.clone(), &args.namespace);
     let found = maps.get_opt(ALLOWANCE).await?.as_ref().and_then(Allowance::read);
@@ -61,7 +61,7 @@ struct Pace {
     per_hour: usize,
     left: usize,
     more_at: Option<i64>,
-    /// When each step can begin at the earliest, if it has to wait.
+    /// The wait of each step.
     waits: Vec<Wait>,
 }
 
@@ -70,7 +70,7 @@ struct Pace {
 enum Wait {
     No,
     Until(i64),
-    /// It takes more moves than an hour allows.
+    /// The step takes more moves than an hour allows.
     Always,
 }
 
@@ -104,7 +104,7 @@ fn gaps(gaps: Gaps) -> String {
     )
 }
 
-/// Those who stay, by node and GPU.
+/// The reasons why pods stay, by node and GPU.
 type Staying = BTreeMap<(Arc<str>, u32), BTreeSet<Stays>>;
 
 fn as_text(outline: &Outline, staying: &Staying, moves_per_gpu: usize, pace: &Pace) -> String {
@@ -189,8 +189,8 @@ fn as_json(outline: &Outline, pace: &Pace) -> serde_json::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use aliquot_controller::compact::{Move, Step};
-    use aliquot_controller::index::{Index, ObjectKey};
+    use aliquot_allocator::compaction::{Move, Step};
+    use aliquot_allocator::snapshot::{ObjectKey, Snapshot};
 
     #[test]
     fn a_plan_says_who_moves_where_and_what_it_gains() {
@@ -201,7 +201,7 @@ mod tests {
             to_node: "n2".into(),
             to: vec!["gpu-0-share".into()],
         }];
-        let pool = Index::new("gpu.aliquot.dev").intern("pool");
+        let pool = Snapshot::new("gpu.aliquot.dev").intern("pool");
         let outline = Outline {
             before: Gaps { whole: 0, partial: 1500 },
             after: Gaps { whole: 1000, partial: 500 },

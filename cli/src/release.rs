@@ -1,10 +1,11 @@
-//! `aliquot release`: devices that a claim keeps without a pod become free.
+//! `aliquot release`: frees devices that a claim keeps without a pod.
 //!
-//! The command only says so in the claim; the controller, which alone writes allocations, does it.
+//! The command only changes the claim's annotations; the controller, which alone writes allocations, releases
+//! the devices.
 
 use crate::args::ReleaseArgs;
 use crate::client::{check_namespace, connect};
-use aliquot_controller::hold::is_hold;
+use aliquot_allocator::hold::is_hold;
 use aliquot_model::names::{BINDING, HOLD_OF, RECLAIM};
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -13,10 +14,10 @@ use kube::{Client, ResourceExt};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// How long the controller may take.
+/// The time that the controller gets to release the devices.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Runs it.
+/// Runs `aliquot release`.
 ///
 /// # Errors
 /// If a claim does not exist or may not be changed, or the controller does not answer in time.
@@ -63,12 +64,13 @@ fn is_held(claim: &ResourceClaim) -> bool {
     consumers.unwrap_or_default().iter().any(is_hold) || is_hold_claim(claim)
 }
 
-/// Whether the controller made it, to keep the devices of a pod that has ended. It deletes it itself.
+/// Returns true if the controller made the claim, to keep the devices of a pod that has ended. The controller
+/// deletes such a claim itself.
 fn is_hold_claim(claim: &ResourceClaim) -> bool {
     claim.annotations().contains_key(HOLD_OF)
 }
 
-/// Whether it asks for devices before or after its pods.
+/// Returns true if the claim's annotations request devices before or after its pods.
 fn wants_to_be(claim: &ResourceClaim) -> bool {
     let says = |name, value| claim.annotations().get(name).is_some_and(|found| found == value);
     says(BINDING, "Immediate") || says(RECLAIM, "Retain")
@@ -78,7 +80,7 @@ async fn release(client: &Client, claim: &ResourceClaim) -> Result<()> {
     let (namespace, name) = (claim.namespace().unwrap_or_default(), claim.name_any());
     let what = format!("claim {namespace}/{name}");
     let api = Api::<ResourceClaim>::namespaced(client.clone(), &namespace);
-    // The claim's own word counts before that of its class.
+    // The annotations of the claim have precedence over those of its class.
     let wish = json!({"metadata": {"annotations": {BINDING: "WaitForFirstConsumer", RECLAIM: "Delete"}}});
     api.patch(&name, &PatchParams::default(), &Patch::Merge(&wish))
         .await

@@ -1,22 +1,23 @@
-//! Rights that a command would need and that its user has not.
+//! Rights that a command needs and its user does not have.
 
 use std::fmt;
 
-/// A right that is missing.
+/// A missing right.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Right {
     /// The verb, such as `list`.
     pub(crate) verb: &'static str,
     /// The resource with its group, such as `nodes` or `resourceclaims.resource.k8s.io`.
     pub(crate) resource: String,
-    /// Its namespace; `None` is the whole cluster.
+    /// The namespace; `None` means the whole cluster.
     pub(crate) namespace: Option<String>,
-    /// What the API server said.
+    /// The message of the API server.
     pub(crate) refusal: String,
 }
 
 impl Right {
-    /// The right that an answer is about, if that is what is wrong. The outermost words of the error are the resource.
+    /// Returns the right that is missing, if that is the error; otherwise `None`. The outermost text of the
+    /// error must be the resource.
     pub(crate) fn refused(
         verb: &'static str,
         error: &anyhow::Error,
@@ -33,7 +34,7 @@ impl Right {
         })
     }
 
-    /// The command that asks whether one has it.
+    /// Returns the command that shows whether the user has the right.
     pub(crate) fn question(&self) -> String {
         let scope = self.namespace.as_ref().map_or_else(|| "-A".to_owned(), |name| format!("-n {name}"));
         format!("kubectl auth can-i {} {} {scope}", self.verb, self.resource)

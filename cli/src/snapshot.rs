@@ -1,8 +1,8 @@
 //! The cluster as the controller sees it, read once.
 
 use crate::rights::Right;
+use aliquot_allocator::snapshot::{Snapshot, TaintRule};
 use aliquot_api::{Kept, Lean, PAGE};
-use aliquot_controller::index::{Index, TaintRule};
 use aliquot_controller::watch::find_taint_rules;
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
@@ -15,19 +15,19 @@ use std::fmt::Debug;
 
 /// The cluster, as far as it may be read.
 pub(crate) struct Gathered {
-    /// What was read.
-    pub(crate) index: Index,
-    /// What may not be read, although no decision can be made without it.
+    /// The objects that were read.
+    pub(crate) index: Snapshot,
+    /// Missing rights without which no decision can be made.
     pub(crate) missing: Vec<Right>,
-    /// What may not be read, and matters to some pods only.
+    /// Missing rights that matter only to some pods.
     pub(crate) lesser: Vec<Right>,
 }
 
-/// Everything that a decision depends on.
+/// Reads everything that a decision depends on.
 ///
 /// # Errors
-/// If the API does not answer or does not let it be read, or no node has devices of the driver.
-pub(crate) async fn gather(client: &Client, driver: &str) -> Result<Index> {
+/// If the API server does not answer or a right is missing, or no node has devices of the driver.
+pub(crate) async fn gather(client: &Client, driver: &str) -> Result<Snapshot> {
     let gathered = gather_readable(client, driver).await?;
     match gathered.missing.into_iter().chain(gathered.lesser).next() {
         None => Ok(gathered.index),
@@ -35,12 +35,12 @@ pub(crate) async fn gather(client: &Client, driver: &str) -> Result<Index> {
     }
 }
 
-/// Everything that a decision depends on and that may be read.
+/// Reads everything that a decision depends on and that may be read.
 ///
 /// # Errors
-/// If the API does not answer, or no node has devices of the driver.
+/// If the API server does not answer, or no node has devices of the driver.
 pub(crate) async fn gather_readable(client: &Client, driver: &str) -> Result<Gathered> {
-    let mut index = Index::new(driver);
+    let mut index = Snapshot::new(driver);
     let (mut missing, mut lesser) = (Vec::new(), Vec::new());
     let own = ListParams::default().fields(&format!("spec.driver={driver}"));
     index.reset_classes(&allowed(all::<DeviceClass>(client).await, &mut missing)?);
@@ -74,7 +74,7 @@ pub(crate) async fn gather_readable(client: &Client, driver: &str) -> Result<Gat
     Ok(Gathered { index, missing, lesser })
 }
 
-/// Name of a kind, as rights have it.
+/// Returns the name of a kind as it is used for rights.
 fn plural<K: kube::Resource<DynamicType = ()>>() -> String {
     match &*K::group(&()) {
         "" => K::plural(&()).into_owned(),
@@ -82,7 +82,7 @@ fn plural<K: kube::Resource<DynamicType = ()>>() -> String {
     }
 }
 
-/// What was listed; nothing, and a right that is missing, where it may not be.
+/// Returns the listed objects. If they may not be listed, returns none and notes the missing right.
 fn allowed<T>(listed: Result<Vec<T>>, missing: &mut Vec<Right>) -> Result<Vec<T>> {
     match listed {
         Ok(found) => Ok(found),
@@ -104,7 +104,7 @@ where
     Ok(api.list(&ListParams::default()).await.with_context(plural::<K>)?.items)
 }
 
-/// Kinds that anybody makes, page by page and without what nobody reads.
+/// Lists objects of a kind that any user may create, page by page and without the fields that are not used.
 pub(crate) async fn lean<K>(client: &Client) -> Result<Vec<K>>
 where
     K: Kept<DynamicType = ()> + Clone + DeserializeOwned + Debug,

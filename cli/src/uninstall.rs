@@ -1,9 +1,9 @@
-//! `aliquot uninstall`: leaves a cluster in the order that never blocks a pod or a claim.
+//! `aliquot uninstall`: removes the product from a cluster, in an order that never blocks a pod or a claim.
 //!
-//! Nothing gates new pods, then nothing allocates, then no gate is left; the node agents hand over to
-//! [`farewell`] pods where containers still run, and go; devices with their taints, idle allocations,
-//! policies and classes follow. Running containers are not touched: their pods end as ever, because a
-//! farewell pod unprepares their claims and completes when the last is gone.
+//! First new pods get no gate any more, then nothing is allocated, then no gate is left. The node agents hand
+//! over to [`farewell`] pods, and the product's files on the nodes are removed with them. Devices with their
+//! taints, idle allocations, policies and classes follow. Running containers are not touched: their pods end
+//! as usual, because a farewell pod unprepares their claims and completes when the last claim is gone.
 
 mod farewell;
 mod mps;
@@ -11,11 +11,9 @@ mod mps;
 use crate::args::UninstallArgs;
 use crate::client::connect;
 use crate::snapshot;
-use aliquot_controller::compact::ALLOWANCE;
-use aliquot_controller::hold::is_hold;
-use aliquot_model::names::{
-    CLAIM_FINALIZER, COMPANION_OF, GOING_BACK, HAND_OVER_ACKNOWLEDGED, HOLD_OF, SCHEDULING_GATE, WILL,
-};
+use aliquot_allocator::compaction::ALLOWANCE;
+use aliquot_allocator::hold::is_hold;
+use aliquot_model::names::{CLAIM_FINALIZER, COMPANION_OF, HOLD_OF, KEYS, SCHEDULING_GATE, WILL};
 use anyhow::{Context, Result};
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
@@ -32,8 +30,6 @@ use serde_json::json;
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
-/// How long controller and agents may take to end.
-const PATIENCE: Duration = Duration::from_secs(120);
 const WEBHOOK: &str = "aliquot";
 const CONTROLLER: &str = "aliquot-controller";
 const AGENT: &str = "aliquot-kubelet-plugin";
@@ -73,16 +69,16 @@ const CLASSES: [&str; 8] = [
     "admin.aliquot.dev",
 ];
 
-/// What is done, or only said.
+/// An uninstallation, or a dry run of one.
 struct Uninstall {
     client: Client,
     args: UninstallArgs,
 }
 
-/// Runs it.
+/// Runs `aliquot uninstall`.
 ///
 /// # Errors
-/// The first step that failed; the command can be run again, every step is idempotent.
+/// If a step failed. The command can be run again, because every step is idempotent.
 pub(crate) async fn run(args: UninstallArgs) -> Result<()> {
     let client = connect(&args.cluster).await?;
     let uninstall = Uninstall { client, args };
@@ -91,8 +87,8 @@ pub(crate) async fn run(args: UninstallArgs) -> Result<()> {
     uninstall.controller().await.context("cannot stop the controller")?;
     uninstall.gates().await.context("cannot lift scheduling gates")?;
     farewell::hand_over(&uninstall).await.context("cannot hand running claims over to farewell pods")?;
-    uninstall.agents().await.context("cannot stop the node agents")?;
     mps::leave(&uninstall).await.context("cannot stop the supervisors of MPS daemons")?;
+    let kept = farewell::replace_agents(&uninstall).await.context("cannot stop the node agents")?;
     uninstall.devices().await.context("cannot withdraw devices")?;
     uninstall.allocations().await.context("cannot release idle claims")?;
     uninstall.policies().await.context("cannot remove policies")?;
@@ -100,6 +96,9 @@ pub(crate) async fn run(args: UninstallArgs) -> Result<()> {
     uninstall.notes().await.context("cannot remove what the controllers wrote down")?;
     if !uninstall.args.yes {
         say!("nothing was changed; add --yes to do it");
+    }
+    for left in kept {
+        say!("our files stay: {left}");
     }
     Ok(())
 }
@@ -113,7 +112,8 @@ impl Uninstall {
         Api::namespaced(self.client.clone(), &self.args.namespace)
     }
 
-    /// With its controller in another namespace, which would run on, nothing here could be taken out in order.
+    /// Returns an error if the controller is in another namespace: it would go on running, and the steps here
+    /// would be out of order.
     async fn not_elsewhere(&self) -> Result<()> {
         let parts = ListParams::default().labels("app.kubernetes.io/name=aliquot");
         let deployments = self.all::<Deployment>().list(&parts).await.context("cannot list Deployments")?;
@@ -133,13 +133,13 @@ impl Uninstall {
         }
     }
 
-    /// Says what is done; false if it is not to be done.
+    /// Prints what is done; returns false in a dry run, in which it must not be done.
     fn act(&self, what: &str) -> bool {
         say!("{}{what}", if self.args.yes { "" } else { "would " });
         self.args.yes
     }
 
-    /// Deletes an object with what it owns; absent is fine.
+    /// Deletes an object and what it owns; a missing object is no error.
     async fn delete<K>(&self, api: &Api<K>, name: &str) -> Result<()>
     where
         K: Clone + DeserializeOwned + Debug + Resource<DynamicType = ()>,
@@ -167,12 +167,7 @@ impl Uninstall {
         self.wait_for_pods("controller").await
     }
 
-    async fn agents(&self) -> Result<()> {
-        self.delete(&self.own::<DaemonSet>(), AGENT).await?;
-        self.wait_for_pods("kubelet-plugin").await
-    }
-
-    /// Waits until no pod of a component runs: two allocators or publishers must never meet.
+    /// Waits until no pod of a component runs: two allocators or publishers must never run at the same time.
     async fn wait_for_pods(&self, component: &str) -> Result<()> {
         let of_component = ListParams::default()
             .labels(&format!("app.kubernetes.io/name=aliquot,app.kubernetes.io/component={component}"));
@@ -185,11 +180,11 @@ impl Uninstall {
             if left.is_empty() {
                 return Ok(());
             }
-            if started.elapsed() > PATIENCE {
+            if started.elapsed() > self.args.timeout {
                 let names: Vec<String> = left.iter().map(ResourceExt::name_any).collect();
                 anyhow::bail!(
                     "still running after {} s: {}; run the command again",
-                    PATIENCE.as_secs(),
+                    self.args.timeout.as_secs(),
                     names.join(", ")
                 );
             }
@@ -197,7 +192,7 @@ impl Uninstall {
         }
     }
 
-    /// Lifts our gate; the gates of others stay.
+    /// Removes the driver's gate from pods; the gates of others stay.
     async fn gates(&self) -> Result<()> {
         for pod in snapshot::lean::<Pod>(&self.client).await? {
             let gates = pod.spec.as_ref().and_then(|s| s.scheduling_gates.as_ref());
@@ -208,7 +203,7 @@ impl Uninstall {
             if !self.act(&format!("lift the scheduling gate of pod {namespace}/{name}")) {
                 continue;
             }
-            // The test keeps a gate that moved meanwhile from being taken for ours.
+            // The test operation prevents that another gate is removed if the position has changed meanwhile.
             let path = format!("/spec/schedulingGates/{position}");
             let patch = serde_json::from_value(json!([
                 {"op": "test", "path": path, "value": {"name": SCHEDULING_GATE}},
@@ -221,7 +216,7 @@ impl Uninstall {
         Ok(())
     }
 
-    /// Slices with their devices and taints; what runs keeps its devices.
+    /// Deletes slices with their devices and taints; running containers keep their devices.
     async fn devices(&self) -> Result<()> {
         let of_driver = ListParams::default().fields(&format!("spec.driver={}", self.args.driver_name));
         let api = self.all::<ResourceSlice>();
@@ -231,8 +226,9 @@ impl Uninstall {
         Ok(())
     }
 
-    /// Claims with our devices that no pod uses: nobody else would ever release them. Where a pod uses a
-    /// claim that we keep, our entry goes, so that kube-controller-manager releases it after the last.
+    /// Releases claims with devices of this driver that no pod uses, because nobody else would release them.
+    /// From a claim that is kept while a pod uses it, only the driver's own entry is removed, so that
+    /// kube-controller-manager releases the claim after its last pod.
     async fn allocations(&self) -> Result<()> {
         for claim in snapshot::lean::<ResourceClaim>(&self.client).await? {
             if claim.annotations().contains_key(COMPANION_OF) {
@@ -275,7 +271,8 @@ impl Uninstall {
         self.hold_claims().await
     }
 
-    /// Claims that the controller made, to keep devices of pods that have ended, and what it wrote down to make them.
+    /// Deletes the claims that the controller made to keep the devices of ended pods, and the controller's
+    /// records for them.
     async fn hold_claims(&self) -> Result<()> {
         for claim in snapshot::lean::<ResourceClaim>(&self.client).await? {
             if claim.annotations().contains_key(HOLD_OF) {
@@ -292,8 +289,8 @@ impl Uninstall {
         Ok(())
     }
 
-    /// A claim that holds what a share grew by: nobody else would ever delete it. What the node grants the
-    /// share stays, as long as its pod runs.
+    /// Deletes a claim that holds what a share grew by, because nobody else would delete it. The node goes on
+    /// granting the share's limit as long as its pod runs.
     async fn companion(&self, claim: &ResourceClaim) -> Result<()> {
         let (namespace, name) = (claim.namespace().unwrap_or_default(), claim.name_any());
         if !self.act(&format!("delete claim {namespace}/{name}, which holds what a share grew by")) {
@@ -327,15 +324,15 @@ impl Uninstall {
         Ok(())
     }
 
-    /// What controllers wrote down for one another: their Lease, the webhook's certificate, and notes on Nodes. What
-    /// administrators wrote on Nodes stays.
+    /// Deletes what controllers recorded for one another: their Lease, the webhook's certificate, and notes
+    /// on Nodes. Annotations by administrators stay.
     async fn notes(&self) -> Result<()> {
         self.delete(&self.own::<Lease>(), CONTROLLER).await?;
         self.delete(&self.own::<Secret>(), CERTIFICATE).await?;
         let nodes = self.all::<Node>();
         for node in nodes.list_metadata(&ListParams::default()).await? {
             let name = node.name_any();
-            for note in [GOING_BACK, HAND_OVER_ACKNOWLEDGED] {
+            for note in notes_on_nodes() {
                 if !node.annotations().contains_key(note)
                     || !self.act(&format!("remove the annotation {note} of Node {name}"))
                 {
@@ -351,6 +348,11 @@ impl Uninstall {
     }
 }
 
+/// The annotations of Nodes that the controller writes.
+fn notes_on_nodes() -> impl Iterator<Item = &'static str> {
+    KEYS.iter().filter(|key| key.of == "Node" && key.by == "the controller").map(|key| key.name)
+}
+
 fn ignore_absent(result: kube::Result<()>) -> kube::Result<()> {
     match result {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
@@ -361,6 +363,13 @@ fn ignore_absent(result: kube::Result<()>) -> kube::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_note_of_the_controllers_on_a_node_is_removed() {
+        use aliquot_model::names::{GOING_BACK, HAND_OVER_ACKNOWLEDGED, SCHEDULER_IDLE};
+        let notes: Vec<_> = notes_on_nodes().collect();
+        assert_eq!(notes, [GOING_BACK, HAND_OVER_ACKNOWLEDGED, SCHEDULER_IDLE]);
+    }
 
     #[test]
     fn no_policy_and_no_class_of_the_chart_is_left_behind() {

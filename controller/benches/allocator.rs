@@ -21,8 +21,7 @@ mod cluster;
 mod costly;
 #[path = "allocator/exact.rs"]
 mod exact;
-#[path = "../tests/common/fixtures.rs"]
-mod fixtures;
+use aliquot_allocator::fixtures;
 #[path = "allocator/hard_pods.rs"]
 mod hard_pods;
 #[path = "allocator/packing.rs"]

@@ -1,10 +1,11 @@
 //! The command line.
 
-use crate::decide::Strategy;
-use crate::govern::Unknown;
 use crate::lease::{usual_renew_deadline, usual_retry_period};
 use crate::webhook::FailurePolicy;
+use aliquot_allocator::admission::Unknown;
+use aliquot_allocator::schedule::Strategy;
 use aliquot_http::MetricsArgs;
+use aliquot_model::duration::parse_duration;
 use aliquot_model::names::{DEFAULT_DRIVER, parse_driver};
 use clap::{ArgAction, Parser, ValueEnum};
 use std::net::SocketAddr;
@@ -163,8 +164,8 @@ pub struct Args {
     pub governance: bool,
 
     /// What admission does about a request that no board of the cluster can satisfy.
-    #[arg(long, value_enum, default_value_t = Unknown::Refuse)]
-    pub unknown_devices: Unknown,
+    #[arg(long, value_enum, default_value_t = UnknownArg::Refuse)]
+    pub unknown_devices: UnknownArg,
 
     /// Most managed memory that admission lets a share have on top of its memory; as the nodes' own option of
     /// that name.
@@ -270,6 +271,17 @@ pub enum StrategyArg {
     Spread,
 }
 
+/// What to do about a request that no board of the cluster can satisfy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum UnknownArg {
+    /// Refuse it, with what there is.
+    Refuse,
+    /// Accept it with a warning: for clusters whose GPU nodes come when they are asked for.
+    Warn,
+    /// Say nothing.
+    Allow,
+}
+
 impl Args {
     /// How long we lead without having renewed, and wait between two attempts to.
     pub fn renewal(&self) -> (Duration, Duration) {
@@ -316,6 +328,16 @@ impl From<StrategyArg> for Strategy {
     }
 }
 
+impl From<UnknownArg> for Unknown {
+    fn from(unknown: UnknownArg) -> Self {
+        match unknown {
+            UnknownArg::Refuse => Self::Refuse,
+            UnknownArg::Warn => Self::Warn,
+            UnknownArg::Allow => Self::Allow,
+        }
+    }
+}
+
 /// A duration that is not shorter than that.
 fn at_least(least: Duration) -> impl Fn(&str) -> Result<Duration, String> + Clone {
     move |text| {
@@ -332,20 +354,6 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
     quantity.to_u64().ok_or_else(|| format!("{text:?} is not a number of bytes"))
 }
 
-/// A number with `ms`, `s`, `m` or `h`.
-pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
-    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let number: u64 = number.parse().map_err(|_| format!("{text:?} is not a duration, for example 15s"))?;
-    match unit {
-        "ms" => Ok(Duration::from_millis(number)),
-        "s" => Ok(Duration::from_secs(number)),
-        "m" => Ok(Duration::from_secs(number.saturating_mul(60))),
-        "h" => Ok(Duration::from_secs(number.saturating_mul(3600))),
-        _ => Err(format!("{text:?} is not a duration: use ms, s, m or h, for example 15s")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -355,13 +363,6 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Args::command().debug_assert();
-    }
-
-    #[test]
-    fn durations_need_a_unit() {
-        assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
-        assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
-        assert!(parse_duration("15").is_err() && parse_duration("s").is_err());
     }
 
     fn words(words: &str) -> Result<Args, String> {

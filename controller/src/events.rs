@@ -1,8 +1,8 @@
-//! Events: what users see with `kubectl describe`.
+//! Events, which users see with `kubectl describe`.
 
-use crate::act::{FIELD_MANAGER, creation};
-use crate::brain::{Regarding, Report};
-use crate::turns::Gate;
+use crate::fair_permits::Gate;
+use crate::reconciler::{Regarding, Report};
+use crate::writer::{FIELD_MANAGER, creation};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
@@ -16,37 +16,40 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-/// Longest name that an object of the API may have.
+/// Longest name that an API object may have, in bytes.
 const LONGEST_NAME: usize = 253;
-/// Longest note that the API takes.
+/// Longest note that the API accepts, in bytes.
 const LONGEST_NOTE: usize = 1024;
-/// Events on their way to the task that sends them; beyond that they are dropped, with a word in the log.
+/// The most events that are queued for the task that sends them. Further events are dropped, with a debug
+/// message in the log.
 const ON_THE_WAY: usize = 1024;
-/// Events of one namespace that wait to be sent, at most: what one namespace brings about must not keep the events of
-/// all others waiting, nor fill memory.
+/// The most events of one namespace that wait to be sent, so that one namespace neither delays the events of
+/// all others nor fills memory.
 const WAITING: usize = 256;
 
-/// Events that are sent at a time: one after the other they would come minutes late where many pods are
-/// decided, and be lost with a controller that ends. One namespace has a part of them, see [`Gate`].
+/// The most events that are sent at the same time. Sent one by one, events would arrive minutes late when
+/// many pods are decided, and be lost when the controller ends. One namespace gets only a part of them, see
+/// [`Gate`].
 const AT_A_TIME: usize = 16;
-/// Of these for one namespace.
+/// The part of [`AT_A_TIME`] that one namespace may use.
 const AT_A_TIME_OF_ONE: usize = 4;
 
-/// Sends events in the background. Losing one is not an error.
+/// Sends events in the background. The loss of an event is not an error.
 #[derive(Debug, Clone)]
 pub struct Reporter {
     queue: mpsc::Sender<Report>,
 }
 
 impl Reporter {
-    /// Starts the task that sends; it ends when every clone is gone and the last event is sent.
+    /// Starts the task that sends events; the task ends when every clone is dropped and the last event is
+    /// sent.
     pub fn start(client: Client, instance: &str) -> Self {
         let (queue, reports) = mpsc::channel::<Report>(ON_THE_WAY);
         tokio::spawn(send_all(client, instance.into(), reports));
         Self { queue }
     }
 
-    /// Sends an event, some time.
+    /// Queues an event and returns at once; the event is dropped if the queue is full.
     pub fn tell(&self, report: Report) {
         if self.queue.try_send(report).is_err() {
             tracing::debug!("too many events at once: one is dropped");
@@ -102,14 +105,14 @@ async fn send(client: &Client, instance: &str, report: Report) {
     }
 }
 
-/// The event of a report.
+/// Returns the event of a report.
 pub(crate) fn event(report: &Report, instance: &str) -> Event {
     let (kind, api_version, key, uid) = match &report.regarding {
         Regarding::Pod(key, uid) => ("Pod", "v1", Some(key), Some(uid.to_string())),
         Regarding::Claim(key, uid) => {
             ("ResourceClaim", "resource.k8s.io/v1", Some(key), Some(uid.to_string()))
         }
-        // As the kubelet has it: `kubectl describe node` looks for events by this.
+        // As the kubelet does it: `kubectl describe node` looks for events with the node's name as UID.
         Regarding::Node(name) => ("Node", "v1", None, Some(name.to_string())),
         Regarding::Budget(key, uid) => {
             ("GpuBudget", aliquot_model::names::API_VERSION, Some(key), Some(uid.to_string()))
@@ -146,12 +149,13 @@ pub(crate) fn event(report: &Report, instance: &str) -> Event {
     }
 }
 
-/// Another one for another object of the same name, and for other words about the same object in the same moment.
+/// Returns the name of an event. The name differs for another object of the same name, and for another text
+/// about the same object at the same moment.
 fn event_name(report: &Report, object: &str, now: Timestamp) -> String {
     let mut hasher = DefaultHasher::new();
     (&report.regarding, report.reason, &report.note).hash(&mut hasher);
     let own = format!(".{:x}{:08x}", now.as_nanosecond(), hasher.finish() & 0xffff_ffff);
-    // Names are ASCII. What is left of a long one must end as a name may.
+    // Names are ASCII. What is left of a long name must end with a letter or digit.
     let room = LONGEST_NAME.saturating_sub(own.len()).min(object.len());
     let begin = object.get(..room).unwrap_or_default().trim_end_matches(['.', '-']);
     format!("{begin}{own}")
@@ -177,7 +181,7 @@ mod tests {
     #[test]
     fn events_about_other_objects_or_with_other_words_are_other_events() {
         let now = Timestamp::now();
-        let key = crate::index::ObjectKey::new("team", "same");
+        let key = aliquot_allocator::snapshot::ObjectKey::new("team", "same");
         let reports = [
             report(Regarding::Pod(key.clone(), "1".into()), "one"),
             report(Regarding::Pod(key.clone(), "1".into()), "another"),
@@ -192,7 +196,7 @@ mod tests {
     #[test]
     fn an_object_with_a_long_name_gets_its_events_too() {
         for name in ["x".repeat(253), format!("{}-{}", "x".repeat(226), "y".repeat(26))] {
-            let key = crate::index::ObjectKey::new("team", &name);
+            let key = aliquot_allocator::snapshot::ObjectKey::new("team", &name);
             let event = event(&report(Regarding::Pod(key, "1".into()), "note"), "c1");
             let own = event.metadata.name.expect("a name");
             assert!(own.len() <= 253 && !own.contains("-."), "{own}");

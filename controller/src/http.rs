@@ -1,8 +1,8 @@
-//! Metrics and health over HTTP, on a thread of their own: probes are answered whatever else goes on.
+//! Metrics and health over HTTP, on a separate thread, so that probes are answered whatever else goes on.
 
 use crate::isolated::{self, Ended};
 use crate::metrics::Metrics;
-use crate::pulse::Pulse;
+use crate::watchdog::Pulse;
 use aliquot_http::MetricsPort;
 use axum::Router;
 use axum::extract::State;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use tokio_util::sync::CancellationToken;
 
-/// What the health pages tell.
+/// The state that the health pages show.
 #[derive(Debug, Clone)]
 pub struct Health {
     metrics: Arc<Metrics>,
@@ -24,30 +24,31 @@ pub struct Health {
 }
 
 impl Health {
-    /// Not ready yet. Health depends on the pulse of the leader's loop.
+    /// Returns a state that is not ready yet. Health depends on the pulse of the leader's loop.
     pub fn new(metrics: Arc<Metrics>, pulse: Pulse) -> Self {
         Self { metrics, pulse, ready: Arc::default(), failed: Arc::default() }
     }
 
-    /// The webhook serves, or is off; leading is no condition, every replica serves it.
+    /// Marks the replica as ready: the webhook serves, or is off. Leading is no condition, because every
+    /// replica serves the webhook.
     pub fn set_ready(&self) {
         self.ready.store(true, Ordering::Relaxed);
     }
 
-    /// Whether `/readyz` says so.
+    /// Returns true if `/readyz` answers that the replica is ready.
     pub fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Relaxed) && self.failed.get().is_none()
     }
 
-    /// The webhook goes by what gets old from now on: it is not ready any more, whatever comes, and not healthy, as only
-    /// a new process is. The first reason stays.
+    /// Marks the process as neither ready nor healthy for good, because the webhook's data gets old from now
+    /// on and only a new process can help. The first reason is kept.
     pub fn fail(&self, why: String) {
-        // Later ones follow from it.
+        // Later failures follow from the first.
         let _ = self.failed.set(why);
     }
 }
 
-/// Listens; the address tells the port that was taken.
+/// Opens a listening socket; its local address tells which port was taken.
 ///
 /// # Errors
 /// If the address cannot be listened on.
@@ -57,19 +58,20 @@ pub fn listen(addr: SocketAddr) -> std::io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Metrics at a port of their own, and the API server that says who may read them.
+/// Metrics on a separate port, for clients that the API server lets read them.
 #[derive(Debug)]
 pub struct Scraping {
     /// The port.
     pub port: MetricsPort,
-    /// How to reach the API server.
+    /// The connection to the API server.
     pub connection: kube::Config,
 }
 
-/// Serves `/healthz`, `/readyz`, and `/metrics` here or at its own port, until `stop`.
+/// Serves `/healthz` and `/readyz` until `stop`, and `/metrics` here or on its own port.
 ///
 /// # Errors
-/// If there is no thread for it; what it ends with if there is no client.
+/// If the thread cannot be started. The result of the thread is an error if there is no client for the API
+/// server.
 pub fn serve(
     listener: TcpListener,
     health: Health,

@@ -1,19 +1,19 @@
-//! Threads with a runtime of their own, for work that no other work may delay: the renewal of the lease, the answers
-//! to probes, the webhook's connections.
+//! Threads with their own runtime, for work that no other work may delay: the renewal of the lease, the
+//! answers to probes, the webhook's connections.
 //!
-//! A tokio runtime has few threads, and a task that computes keeps one of them. What shares nothing with such tasks,
-//! not even a thread, waits for nothing but a processor.
+//! A tokio runtime has few threads, and a task that computes occupies one of them. Work that shares not even
+//! a thread with such tasks waits only for a processor.
 
 use std::future::Future;
 use std::io;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
-/// The work's result, when it ends; an error if it ended in a panic.
+/// The result of the work when it ends; an error if the work panicked.
 pub type Ended<T> = oneshot::Receiver<T>;
 
-/// Runs a future on a thread of its own, together with what it spawns. Clients of the API must be made inside, as a
-/// connection lives on the runtime that it was made on.
+/// Runs a future, together with the tasks that it spawns, on a thread of its own. Clients of the API must be
+/// created inside `work`, because a connection lives on the runtime on which it was made.
 ///
 /// # Errors
 /// If the thread cannot be started.
@@ -25,7 +25,7 @@ where
     on(name, || Builder::new_current_thread().enable_all().build(), work)
 }
 
-/// The same, with `threads` for the tasks that the future spawns.
+/// Like [`start`], with `threads` worker threads for the tasks that the future spawns.
 ///
 /// # Errors
 /// If the thread cannot be started.
@@ -57,9 +57,9 @@ where
     thread.spawn(move || match build() {
         Ok(runtime) => {
             let result = runtime.block_on(async { work().await });
-            // What it spawned and did not wait for is nobody's.
+            // Nobody waits for tasks that are left.
             runtime.shutdown_background();
-            // Whoever does not listen any more does not need it.
+            // Whoever does not listen any more does not need the result.
             let _ = tell.send(result);
         }
         Err(error) => tracing::error!(%error, "a runtime cannot be made"),

@@ -1,18 +1,18 @@
-//! Leader election over a Lease, and the local fence: whoever has not renewed in time does not
-//! write, whether it noticed or not.
+//! Leader election over a Lease, and the local fence: a controller that has not renewed the lease in time
+//! does not write, whether it noticed or not.
 //!
-//! The API-side fence is a ValidatingAdmissionPolicy that compares the writer's pod name with
-//! what the holder wrote into [`crate::fence`], so the identity must be exactly the pod's name, and
-//! nobody leads before that is written. Time is the monotonic clock throughout; another holder's
-//! lease is judged by how long it has not changed here, never by the time stamps in it.
+//! The fence in the API is a ValidatingAdmissionPolicy that compares the writer's pod name with the name that
+//! the holder wrote into [`crate::fence`]. So the identity must be exactly the pod's name, and nobody leads
+//! before that name is written. Time is the monotonic clock throughout; another holder's lease is judged by
+//! how long it has not changed as seen from here, never by the time stamps in it.
 //!
-//! The election has a thread, a runtime and a connection of its own ([`Election`]), so no work of the leader delays a
-//! renewal. That the leader works is not shown by the renewal, then: the election looks at its [`Pulse`], and gives the
-//! lease up when decisions have stopped.
+//! The election has its own thread, runtime and connection ([`Election`]), so no work of the leader delays a
+//! renewal. A renewal therefore does not show that the leader works: the election looks at the leader's
+//! [`Pulse`], and gives the lease up when decisions have stopped.
 
 use crate::fence::Fence;
 use crate::isolated::{self, Ended};
-use crate::pulse::{Pulse, Stalled};
+use crate::watchdog::{Pulse, Stalled};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::PostParams;
@@ -24,36 +24,37 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// How leaders are elected.
+/// The configuration of leader election.
 #[derive(Debug, Clone)]
 pub struct LeaseConfig {
-    /// Where the Lease is.
+    /// The namespace of the Lease.
     pub namespace: String,
-    /// Its name.
+    /// The name of the Lease.
     pub name: String,
-    /// Who we are: the pod's name.
+    /// The identity of this controller: the name of its pod.
     pub identity: String,
-    /// How long a lease lasts that is not renewed.
+    /// The duration after which a lease that is not renewed runs out.
     pub duration: Duration,
-    /// How long we go on without having renewed; shorter, so that a write that was sent just before
-    /// the end returns before another may begin.
+    /// The time for which this controller goes on without a renewal. It is shorter than `duration`, so that a
+    /// write that was sent just before the end returns before another controller may write.
     pub renew_deadline: Duration,
-    /// Between two attempts.
+    /// The time between two attempts.
     pub retry_period: Duration,
 }
 
-/// How long a lease of that duration is held without a renewal, unless said otherwise: as client-go's 10 of 15 s.
+/// Returns the default renew deadline for a lease duration, in the proportion of client-go: 10 of 15 s.
 pub fn usual_renew_deadline(duration: Duration) -> Duration {
     duration.mul_f64(2.0 / 3.0)
 }
 
-/// How long is waited between two attempts to renew it, unless said otherwise: as client-go's 2 of 15 s.
+/// Returns the default pause between two attempts for a lease duration, in the proportion of client-go: 2 of
+/// 15 s.
 pub fn usual_retry_period(duration: Duration) -> Duration {
     duration.mul_f64(2.0 / 15.0)
 }
 
 impl LeaseConfig {
-    /// The usual proportions for a duration.
+    /// Returns a configuration with the default proportions for a lease duration.
     pub fn new(namespace: &str, name: &str, identity: &str, duration: Duration) -> Self {
         Self {
             namespace: namespace.to_owned(),
@@ -65,31 +66,32 @@ impl LeaseConfig {
         }
     }
 
-    /// How long a request may take that is sent while the lease is valid.
+    /// Returns the time limit of a request that is sent while the lease is valid.
     pub fn write_timeout(&self) -> Duration {
         self.duration.saturating_sub(self.renew_deadline).max(Duration::from_millis(1))
     }
 }
 
-/// Whether we lead, asked before every write.
+/// The local fence: the controller checks it before every write.
 #[derive(Debug, Clone, Default)]
 pub struct Leadership {
     valid_until: Arc<Mutex<Option<Instant>>>,
 }
 
-/// We do not hold the lease, or have not renewed it in time.
+/// This controller does not hold the lease, or has not renewed it in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("this controller does not hold the lease (any more)")]
 pub struct NotLeader;
 
 impl Leadership {
-    /// A leader for as long as it lives: for tools that run once, and for tests.
+    /// Returns a leadership that lasts as long as the process (a year): for tools that run once, and for
+    /// tests.
     pub fn unconditional() -> Self {
         let far = Instant::now() + Duration::from_secs(365 * 24 * 3600);
         Self { valid_until: Arc::new(Mutex::new(Some(far))) }
     }
 
-    /// Whether a write may be sent now.
+    /// Returns an error if no write may be sent now.
     pub fn check(&self) -> Result<(), NotLeader> {
         match *self.valid_until.lock() {
             Some(until) if Instant::now() < until => Ok(()),
@@ -102,43 +104,44 @@ impl Leadership {
     }
 }
 
-/// What was seen of another holder's lease.
+/// The last change of another holder's lease, as seen from here.
 #[derive(Debug)]
 struct Observed {
     version: Option<String>,
     since: Instant,
 }
 
-/// An election that runs, on a thread of its own. Dropped before it ended, it ends at once and leaves the lease to
-/// run out, as if the process had died.
+/// A running election, on its own thread. If it is dropped before it ended, it ends at once and lets the
+/// lease run out, as if the process had died.
 #[derive(Debug)]
 pub struct Election {
-    /// Whether we lead.
+    /// True while this controller leads.
     pub leading: watch::Receiver<bool>,
-    /// To be cancelled when nothing is written any more; the lease is given up then.
+    /// To be cancelled when nothing is written any more; then the lease is given up.
     pub drained: CancellationToken,
-    /// Its end: why it stopped by itself, if it did.
+    /// The end of the election, with an error if it stopped by itself.
     pub ended: Ended<Result<(), ElectionError>>,
     _abandon: DropGuard,
 }
 
-/// Why an election ended by itself.
+/// The reason why an election ended by itself.
 #[derive(Debug, thiserror::Error)]
 pub enum ElectionError {
-    /// There is no client to ask for the lease with.
+    /// No client could be made for the lease.
     #[error("making a client for the lease: {0}")]
     Client(#[from] kube::Error),
-    /// Decisions do not turn; the lease was given up.
+    /// The leader's loop does not turn; the lease was given up.
     #[error(transparent)]
     Stalled(#[from] Stalled),
 }
 
 impl Election {
-    /// Takes part until `stop`, with a connection of its own. `account` is what the policies read, if there are any;
-    /// `leadership` becomes valid while we lead. A leader whose `pulse` stands still for `stall` loses the lease.
+    /// Takes part in the election until `stop`, with a connection of its own. `account` is the service
+    /// account that the admission policies read, if there are any. `leadership` is valid while this
+    /// controller leads. A leader whose `pulse` stands still for `stall` loses the lease.
     ///
     /// # Errors
-    /// If there is no thread for it.
+    /// If the thread cannot be started.
     pub fn start(
         connection: kube::Config,
         config: LeaseConfig,
@@ -163,7 +166,7 @@ impl Election {
     }
 }
 
-/// Who takes part.
+/// A participant in the election.
 struct Voter {
     api: Api<Lease>,
     config: LeaseConfig,
@@ -204,7 +207,7 @@ impl Voter {
                 }
                 Ok(Err(error)) => {
                     tracing::warn!(%error, "cannot reach the lease");
-                    // Whose it is now is not known: read it next time.
+                    // The holder is unknown now, so the next attempt reads the lease.
                     held = None;
                 }
                 Err(_) => held = None,
@@ -221,11 +224,12 @@ impl Voter {
         leading.send_replace(false);
         if leadership.check().is_ok() {
             if stalled.is_some() {
-                // No further write is sent, and nobody will say when those under way have returned: they have so long.
+                // No further write is sent. Nobody tells when writes under way have returned, so they get the
+                // full time limit.
                 leadership.set(None);
                 tokio::time::sleep(config.write_timeout()).await;
             } else {
-                // Writes that are under way come first.
+                // Writes under way finish first.
                 let _ = tokio::time::timeout(config.write_timeout(), drained.cancelled()).await;
                 leadership.set(None);
             }
@@ -237,7 +241,7 @@ impl Voter {
     }
 }
 
-/// The lease, if it is ours after this and the policies know it.
+/// Takes or renews the lease; returns it if this controller holds it afterwards and the policies know it.
 async fn fenced_attempt(
     api: &Api<Lease>,
     config: &LeaseConfig,
@@ -254,7 +258,7 @@ async fn fenced_attempt(
     Ok(lease)
 }
 
-/// The lease, if it is ours after this.
+/// Takes or renews the lease; returns it if this controller holds it afterwards.
 async fn attempt(
     api: &Api<Lease>,
     config: &LeaseConfig,
@@ -289,7 +293,7 @@ async fn attempt(
             *observed = None;
             Ok(Some(lease))
         }
-        // Somebody else wrote it. It may still be ours, so the next attempt reads it.
+        // Somebody else changed the lease. This controller may still hold it, so the next attempt reads it.
         Err(kube::Error::Api(status)) if status.code == 409 && held.is_some() => {
             Err(kube::Error::Api(status))
         }
@@ -298,7 +302,8 @@ async fn attempt(
     }
 }
 
-/// Whether the lease is ours, given up, or has not changed here for as long as it lasts.
+/// Returns true if the lease belongs to this controller, was given up, or has not changed for its duration as
+/// seen from here.
 fn may_take(config: &LeaseConfig, lease: &Lease, observed: &mut Option<Observed>, now: Instant) -> bool {
     let spec = lease.spec.as_ref();
     let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or("");
@@ -325,7 +330,8 @@ fn with_spec(config: &LeaseConfig, metadata: ObjectMeta, before: Option<&LeaseSp
     let now = MicroTime(k8s_openapi::jiff::Timestamp::now());
     let stays = before.is_some_and(|spec| spec.holder_identity.as_deref() == Some(&config.identity));
     let transitions = before.and_then(|spec| spec.lease_transitions).unwrap_or(0);
-    // Whole seconds, rounded up: nobody may think that it ends sooner than we do.
+    // Whole seconds, rounded up: no other controller may think that the lease ends earlier than this one
+    // does.
     let seconds = config.duration.as_secs() + u64::from(config.duration.subsec_nanos() > 0);
     let spec = LeaseSpec {
         holder_identity: Some(config.identity.clone()),

@@ -1,46 +1,31 @@
-//! The cluster brain: allocates ResourceClaims of our driver, one writer, many pure decisions.
+//! The controller: allocates the ResourceClaims of this driver. All writes go through one writer; decisions
+//! are pure functions.
 //!
-//! Invariants: only devices that carry our taint are given out; a decision is a pure function of
-//! the [`index`]; everything that is written goes through [`act`], with the version that was seen
-//! and only while the lease is ours; whatever is known can be rebuilt from the API.
+//! Invariants:
+//! - Only devices that carry this driver's taint are given out.
+//! - A decision is a pure function of the [snapshot](aliquot_allocator::snapshot).
+//! - Everything that is written goes through [`writer`], with the version that was seen and only while this
+//!   controller holds the lease.
+//! - Everything the controller knows can be rebuilt from the API.
 //!
-//! Start with [`decide`] (what a pod gets), then [`brain`] (what happens when), then [`lead`] (the
-//! time of one leadership). [`webhook`] sets the gate that [`act`] lifts, and asks [`govern`] what tenants
-//! may ask for.
+//! The crate [`aliquot_allocator`] decides which devices a pod gets; start there, then read [`reconciler`]
+//! (what happens when) and [`leader`] (the time of one leadership). [`webhook`] sets the scheduling gate that
+//! [`writer`] removes, and asks [`admission`](aliquot_allocator::admission) what tenants may request.
 
 #![forbid(unsafe_code)]
 
-pub mod act;
 pub mod args;
-pub mod brain;
-pub mod budget;
-pub mod clock;
-pub mod compact;
-pub mod decide;
-pub mod elastic;
 pub mod events;
-pub mod explain;
+mod fair_permits;
 pub mod fence;
-pub mod govern;
-pub mod handover;
-pub mod hold;
 pub mod http;
-pub mod index;
 pub mod isolated;
-pub mod lead;
+pub mod leader;
 pub mod lease;
 pub mod metrics;
-pub mod preempt;
-pub mod pulse;
-pub mod quantity;
-pub mod queue;
+pub mod reconciler;
 pub mod run;
-pub mod selector;
-pub mod substitute;
-mod turns;
 pub mod watch;
+pub mod watchdog;
 pub mod webhook;
-
-#[cfg(test)]
-#[path = "../tests/common/fixtures.rs"]
-mod fixtures;
+pub mod writer;

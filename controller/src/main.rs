@@ -1,4 +1,4 @@
-//! The controller's binary.
+//! The binary of the controller.
 
 #![forbid(unsafe_code)]
 
@@ -29,12 +29,12 @@ fn main() -> anyhow::Result<()> {
     if rustls::crypto::ring::default_provider().install_default().is_err() {
         tracing::debug!("a TLS provider is installed already");
     }
-    // A long search occupies one worker, so watches and writes need others, also on one core. What must not wait for
-    // any of it has a thread of its own.
+    // A long search occupies one worker, so watches and writes need others, even on one core. Work that must
+    // not wait for any of these has its own thread.
     let runtime =
         Builder::new_multi_thread().worker_threads(4).enable_all().build().context("making a runtime")?;
     let result = runtime.block_on(serve(args));
-    // A task that is stuck in a computation would be waited for.
+    // A normal shutdown would wait for a task that is stuck in a computation.
     runtime.shutdown_background();
     result
 }

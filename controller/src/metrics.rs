@@ -1,8 +1,9 @@
-//! Metrics in the Prometheus text format.
+//! The controller's metrics, in the OpenMetrics text format of Prometheus.
 
+mod budgets;
 mod sample;
 
-use crate::budget::metrics::BudgetMetrics;
+use crate::metrics::budgets::BudgetMetrics;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -33,7 +34,7 @@ struct OutcomeLabel {
     outcome: &'static str,
 }
 
-/// Every metric of the controller.
+/// All metrics of the controller.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -51,36 +52,36 @@ pub struct Metrics {
     reservations: Family<OutcomeLabel, Counter>,
     limits: Family<OutcomeLabel, Counter>,
     preemption_seconds: Histogram,
-    /// Moves to fill gaps that the hour still allows.
+    /// The number of moves to fill gaps that the hour still allows.
     pub moves_left: Gauge,
-    /// Pods for which devices are reserved.
+    /// The number of pods for which devices are reserved.
     pub reserved: Gauge,
-    /// Pods that devices are kept for.
+    /// The number of pods for which devices are kept, including pods with a reservation.
     pub nominated: Gauge,
-    /// Devices that were found given out twice.
+    /// The number of devices that were found allocated twice.
     pub overlaps: Counter,
-    /// Pools that are stopped because somebody else allocates from them.
+    /// The number of pools that are stopped because another allocator uses them.
     pub stopped_pools: Gauge,
-    /// Nodes that are handed over to us, and wait for kube-scheduler.
+    /// The number of nodes that are being handed over to this driver and wait for kube-scheduler.
     hand_overs: Gauge,
-    /// Pods that they wait for.
+    /// The number of pods for which these nodes wait.
     hand_over_pods: Gauge,
-    /// Whether this replica leads.
+    /// 1 if this replica leads, otherwise 0.
     pub leading: Gauge,
-    /// Pods that the webhook set the gate on.
+    /// The number of pods on which the webhook set the scheduling gate.
     pub gated: Counter,
-    /// Requests that were given a larger profile than asked.
+    /// The number of requests that were given a larger profile than requested.
     pub substituted: Counter,
-    /// Objects that the webhook refused.
+    /// The number of objects that the webhook refused.
     pub refused: Counter,
     unchecked: Family<ReasonLabel, Counter>,
-    /// Pods that were given a device.
+    /// The number of pods that were allocated devices.
     pub allocated: Counter,
-    /// CEL expressions that ran on a device.
+    /// The number of CEL expressions that were evaluated for a device.
     pub selector_evaluations: Gauge,
-    /// Memory of compiled CEL expressions, in bytes.
+    /// Estimated memory of compiled CEL expressions, in bytes.
     pub selector_cache: Gauge,
-    /// Budgets.
+    /// The metrics of budgets.
     pub budgets: BudgetMetrics,
 }
 
@@ -91,7 +92,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// All at zero.
+    /// Returns the metrics, all at zero.
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("aliquot_controller");
         let metrics = Self {
@@ -244,121 +245,122 @@ impl Metrics {
         Self { registry, ..metrics }
     }
 
-    /// A request to the API server.
+    /// Counts a request to the API server.
     pub fn write(&self, verb: &'static str, outcome: &'static str) {
         self.writes.get_or_create(&WriteLabels { verb, outcome }).inc();
     }
 
-    /// Writes that wait for this reason.
+    /// Returns the gauge of writes that wait for this reason.
     pub fn parked(&self, reason: &'static str) -> Gauge {
         self.parked.get_or_create(&ReasonLabel { reason }).clone()
     }
 
-    /// How often requests ended so.
+    /// Returns the number of requests with this verb and outcome.
     pub fn writes(&self, verb: &'static str, outcome: &'static str) -> u64 {
         self.writes.get_or_create(&WriteLabels { verb, outcome }).get()
     }
 
-    /// A review that could not be evaluated.
+    /// Counts a review that the webhook could not evaluate.
     pub fn unchecked(&self, reason: &'static str) {
         self.unchecked.get_or_create(&ReasonLabel { reason }).inc();
     }
 
-    /// There are reviews, which may be left unchecked for these reasons.
+    /// Creates the series of reasons for which reviews may be left unchecked, so that they are shown at zero.
     pub fn may_be_unchecked(&self, reasons: impl IntoIterator<Item = &'static str>) {
         for reason in reasons {
             drop(self.unchecked.get_or_create(&ReasonLabel { reason }));
         }
     }
 
-    /// How many reviews could not be evaluated for this reason.
+    /// Returns the number of reviews that could not be evaluated for this reason.
     pub fn unchecked_reviews(&self, reason: &'static str) -> u64 {
         self.unchecked.get_or_create(&ReasonLabel { reason }).get()
     }
 
-    /// A decision.
+    /// Counts a decision, and observes the time that it took.
     pub fn decision(&self, outcome: &'static str, took: Duration) {
         self.decisions.get_or_create(&OutcomeLabel { outcome }).inc();
         self.decision_seconds.observe(took.as_secs_f64());
     }
 
-    /// A pod got its devices.
+    /// Counts a pod that was allocated its devices, and observes how long it waited.
     pub fn placed(&self, waited: Duration) {
         self.allocated.inc();
         self.waiting_seconds.observe(waited.as_secs_f64());
     }
 
-    /// An allocation was taken back.
+    /// Counts an allocation that was taken back.
     pub fn deallocated(&self, reason: &'static str) {
         self.deallocated.get_or_create(&OutcomeLabel { outcome: reason }).inc();
     }
 
-    /// An eviction.
+    /// Counts an eviction.
     pub fn eviction(&self, outcome: &'static str) {
         self.evictions.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
-    /// A GPU was emptied to fill gaps, or not.
+    /// Counts a GPU that was to be emptied to fill gaps, by outcome.
     pub fn compaction(&self, outcome: &'static str) {
         self.compactions.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
-    /// It was looked for a GPU to empty.
+    /// Counts a search for a GPU to empty.
     pub fn compaction_look(&self, outcome: &'static str) {
         self.compaction_looks.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
-    /// How often looks for a GPU to empty ended so.
+    /// Returns the number of searches for a GPU to empty with this outcome.
     pub fn compaction_looks(&self, outcome: &'static str) -> u64 {
         self.compaction_looks.get_or_create(&OutcomeLabel { outcome }).get()
     }
 
-    /// Devices were reserved for a pod, or something came of it.
+    /// Counts a step of a reservation: devices were reserved for a pod, or the reservation ended.
     pub fn reservation(&self, outcome: &'static str) {
         self.reservations.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
-    /// How often reservations ended so.
+    /// Returns the number of reservation steps with this outcome.
     pub fn reservations(&self, outcome: &'static str) -> u64 {
         self.reservations.get_or_create(&OutcomeLabel { outcome }).get()
     }
 
-    /// A step towards another limit of a share.
+    /// Counts a step towards another limit of a share.
     pub fn share_limit(&self, step: &'static str) {
         self.limits.get_or_create(&OutcomeLabel { outcome: step }).inc();
     }
 
-    /// How often evictions ended so.
+    /// Returns the number of evictions with this outcome.
     pub fn evictions(&self, outcome: &'static str) -> u64 {
         self.evictions.get_or_create(&OutcomeLabel { outcome }).get()
     }
 
-    /// Victims were looked for.
+    /// Observes the time of a search for victims.
     pub fn preemption(&self, took: Duration) {
         self.preemption_seconds.observe(took.as_secs_f64());
     }
 
-    /// How many nodes are handed over to us, and how many pods they wait for.
+    /// Sets the number of nodes that are being handed over to this driver, and of the pods for which they
+    /// wait.
     pub fn hand_overs(&self, (nodes, pods): (usize, usize)) {
         self.hand_overs.set(i64::try_from(nodes).unwrap_or(i64::MAX));
         self.hand_over_pods.set(i64::try_from(pods).unwrap_or(i64::MAX));
     }
 
-    /// How many pods wait.
+    /// Sets the number of pods that wait for a decision.
     pub fn queue(&self, ready: usize, delayed: usize, parked: usize) {
         for (kind, value) in [("ready", ready), ("delayed", delayed), ("parked", parked)] {
             self.queue.get_or_create(&KindLabel { kind }).set(i64::try_from(value).unwrap_or(i64::MAX));
         }
     }
 
-    /// How many objects are known.
+    /// Sets the number of objects in the index, by kind.
     pub fn objects(&self, sizes: &[(&'static str, usize)]) {
         for (kind, value) in sizes {
             self.objects.get_or_create(&KindLabel { kind }).set(i64::try_from(*value).unwrap_or(i64::MAX));
         }
     }
 
-    /// The text that Prometheus reads.
+    /// Returns the text that Prometheus reads.
     pub fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail.

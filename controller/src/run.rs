@@ -1,24 +1,25 @@
-//! Wiring: the election runs always, the leader's part while it leads.
+//! Wires the parts together: the election always runs, the leader's part only while this controller leads.
 //!
-//! Threads: the lease, probes, the webhook's connections and its watches have runtimes of their own, and what it
-//! evaluates has threads beside those; what the leader does, and its watches, are on the runtime that [`run`] is called
-//! on. So nothing that is computed there delays a renewal, a probe or a handshake.
+//! Threads: the lease, the probes, the webhook's connections and the webhook's watches have their own
+//! runtimes, and the webhook's evaluations have threads beside those. The leader's work and watches are on
+//! the runtime on which [`run`] is called. So no computation of the leader delays a renewal, a probe or a
+//! handshake.
 
-use crate::act::MovesIn;
-use crate::act::Writer;
 use crate::args::{Args, WebhookAddr};
-use crate::brain::{Compacting, Reserving, Settings};
-use crate::compact::Terms;
-use crate::decide::Options;
 use crate::events::Reporter;
 use crate::fence::Fence;
-use crate::hold;
 use crate::http::{self, Health};
-use crate::lead::{DRAIN, Leader};
+use crate::leader::{DRAIN, Leader};
 use crate::lease::{Election, Leadership, LeaseConfig};
 use crate::metrics::Metrics;
-use crate::pulse::Pulse;
+use crate::reconciler::{Compacting, Reserving, Settings};
+use crate::watchdog::Pulse;
 use crate::webhook;
+use crate::writer::MovesIn;
+use crate::writer::Writer;
+use aliquot_allocator::compaction::Terms;
+use aliquot_allocator::hold;
+use aliquot_allocator::schedule::Options;
 use aliquot_http::MetricsPort;
 use anyhow::{Context, anyhow, bail};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -27,13 +28,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// A leader that is told to end has so long, beside the writes that it waits for, to finish the step that it is in.
+/// The time that a leader gets to finish its current step when it is told to end, in addition to the wait for
+/// writes.
 const STEP: Duration = Duration::from_secs(10);
 
-/// Runs until `stop`.
+/// Runs the controller until `stop`.
 ///
 /// # Errors
-/// What cannot be set up, or what made it end by itself.
+/// If something cannot be set up, or if the controller ended by itself.
 pub async fn run(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     let connection = connection(&args).await?;
     let (metrics, pulse) = (Arc::new(Metrics::new()), Pulse::default());
@@ -81,7 +83,7 @@ pub async fn run(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
 /// Takes part in the election until `stop`, and leads when elected.
 ///
 /// # Errors
-/// What made it end by itself: the lease is given up then, or runs out.
+/// If it ended by itself; then the lease is given up, or runs out.
 pub async fn elect(
     connection: Config,
     args: &Args,
@@ -170,10 +172,10 @@ pub async fn elect(
         over.cancel();
         metrics.leading.set(0);
         let ended = match ended {
-            // A leader that does not lead must not keep the lease: end, and be started anew.
+            // A leader whose work has ended must not keep the lease: the process ends, to be started again.
             Some(Ok(())) if !stop.is_cancelled() => break Err(anyhow!("leading ended by itself")),
             Some(ended) => Ok(ended),
-            // Whoever is stuck in a computation does not hear that it is over.
+            // A leader that is stuck in a computation does not notice that its leadership is over.
             None if pulse.stalled().is_some() => break Ok(()),
             None => tokio::time::timeout(DRAIN + STEP, work).await,
         };
@@ -192,7 +194,7 @@ pub async fn elect(
     }
     election.drained.cancel();
     let ended = (&mut election.ended).await.context("the election ended in a panic")?;
-    // Why the lease was given up says more than what came of it.
+    // The reason why the lease was given up says more than its consequences.
     ended.context("the election ended")?;
     result
 }
@@ -207,12 +209,14 @@ async fn connection(args: &Args) -> anyhow::Result<Config> {
         }
         None => Config::infer().await.context("finding out how to reach the cluster")?,
     };
-    // Everybody here retries by itself, and knows when not to: a disruption budget also answers 429.
+    // Every caller retries by itself, and knows when not to: a disruption budget also answers with status
+    // 429.
     config.default_retry = false;
     Ok(config)
 }
 
-/// The one-shot mode: no lease, as the controller is switched off.
+/// Runs the one-shot mode that removes all scheduling gates. It needs no lease, because the controller is
+/// switched off.
 async fn lift_gates(client: Client, metrics: Arc<Metrics>) -> anyhow::Result<()> {
     let timeout = Duration::from_secs(10);
     let writer =

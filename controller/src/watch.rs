@@ -1,9 +1,10 @@
-//! Watches: each kind's objects as inputs, lists as resets; the lists of kinds that have many or large objects in steps.
+//! Watches: objects of each kind become inputs, and lists become resets. Lists of kinds with many or large
+//! objects are passed on in steps.
 
-use crate::brain::{Input, Part, Seen, Surrounding};
-use crate::budget::kinds;
-use crate::govern::GpuQuota;
-use crate::index::{POD_GROUP_APIS, TaintRule};
+use crate::reconciler::{Input, NamespaceOrVolume, Part, Seen};
+use aliquot_allocator::budget::kinds;
+use aliquot_allocator::quota::GpuQuota;
+use aliquot_allocator::snapshot::{POD_GROUP_APIS, TaintRule};
 use aliquot_api::{Kept, Lean, PAGE};
 use futures::{Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
@@ -24,13 +25,13 @@ use tokio::task::JoinSet;
 /// Versions of DeviceTaintRule, newest first.
 const TAINT_RULE_VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1alpha3"];
 
-/// Slices of a list that are taken in at a time, rounded up to whole pools.
+/// The least number of slices in a step of a list; steps end at whole pools.
 const SLICES: usize = 4;
-/// Other objects of a list that are.
+/// The number of objects in a step of a list, for other kinds.
 const OBJECTS: usize = 256;
 
-/// Pauses after a watch broke: from a tenth of a second to five, as what is not seen cannot be decided
-/// on; over as soon as something is seen again. kube's own goes to half a minute.
+/// Pauses after a watch broke: 0.1 s, doubled up to 5 s, and reset when something is seen again. They are
+/// short because the controller cannot decide on what it does not see; those of kube go up to 30 s.
 #[derive(Debug, Default)]
 pub(crate) struct Pauses {
     broken: u32,
@@ -43,7 +44,8 @@ impl Iterator for Pauses {
         let doubled = 1u32.checked_shl(self.broken.min(6)).unwrap_or(64);
         self.broken = self.broken.saturating_add(1);
         let longest = Duration::from_millis(100).saturating_mul(doubled).min(Duration::from_secs(5));
-        // Not everybody at once after an outage: half of it, and a random part of the other half.
+        // Jitter, so that not all clients return at once after an outage: half of the pause, and a random
+        // part of the other half.
         let random = uuid::Uuid::new_v4().as_bytes().first().copied().unwrap_or_default();
         Some(longest / 2 + longest.mul_f64(f64::from(random) / 512.0))
     }
@@ -55,7 +57,7 @@ impl Backoff for Pauses {
     }
 }
 
-/// Starts every watch. They end when the set is dropped.
+/// Starts the watches that every leader needs. They end when the returned set is dropped.
 pub fn start(
     client: &Client,
     driver: &str,
@@ -79,13 +81,21 @@ pub fn start(
     tasks.spawn(follow_listed(pods, to.clone(), Input::Pod, asked, listed));
     tasks.spawn(follow(Api::<Node>::all(client.clone()), all(), to.clone(), Input::Node));
     let namespaces = Api::<Namespace>::all(client.clone());
-    tasks.spawn(follow(namespaces, all(), to.clone(), |seen| Input::Around(Surrounding::Namespace(seen))));
+    tasks.spawn(follow(namespaces, all(), to.clone(), |seen| {
+        Input::NamespaceOrVolume(NamespaceOrVolume::Namespace(seen))
+    }));
     let claims = Api::<PersistentVolumeClaim>::all(client.clone());
-    tasks.spawn(follow(claims, all(), to.clone(), |seen| Input::Around(Surrounding::VolumeClaim(seen))));
+    tasks.spawn(follow(claims, all(), to.clone(), |seen| {
+        Input::NamespaceOrVolume(NamespaceOrVolume::VolumeClaim(seen))
+    }));
     let volumes = Api::<PersistentVolume>::all(client.clone());
-    tasks.spawn(follow(volumes, all(), to.clone(), |seen| Input::Around(Surrounding::Volume(seen))));
+    tasks.spawn(follow(volumes, all(), to.clone(), |seen| {
+        Input::NamespaceOrVolume(NamespaceOrVolume::Volume(seen))
+    }));
     let classes = Api::<StorageClass>::all(client.clone());
-    tasks.spawn(follow(classes, all(), to.clone(), |seen| Input::Around(Surrounding::StorageClass(seen))));
+    tasks.spawn(follow(classes, all(), to.clone(), |seen| {
+        Input::NamespaceOrVolume(NamespaceOrVolume::StorageClass(seen))
+    }));
     if quotas {
         tasks.spawn(follow(Api::<GpuQuota>::all(client.clone()), all(), to.clone(), Input::Quota));
     }
@@ -96,7 +106,8 @@ pub fn start(
     tasks
 }
 
-/// Whether the API server serves a kind of ours: the chart brings its definition.
+/// Returns true if the API server serves a kind of this driver, whose definition comes with the chart.
+/// Returns an error if the API server cannot be asked.
 pub async fn is_served(client: &Client, plural: &str) -> Result<bool, kube::Error> {
     match client.list_api_group_resources(aliquot_model::names::API_VERSION).await {
         Ok(resources) => Ok(resources.resources.iter().any(|resource| resource.name == plural)),
@@ -105,12 +116,12 @@ pub async fn is_served(client: &Client, plural: &str) -> Result<bool, kube::Erro
     }
 }
 
-/// How often it is asked whether a kind is defined, while it is not.
+/// The pause before the next question while a kind is not defined.
 const DEFINED: Duration = Duration::from_secs(30);
-/// The same after no answer.
+/// The pause after a question that was not answered.
 const UNANSWERED: Duration = Duration::from_secs(1);
 
-/// Waits until a kind of ours is defined; `absent` is told that it is not.
+/// Waits until a kind of this driver is defined; `absent` is called each time that it is not.
 pub async fn wait_until_served(client: &Client, plural: &str, absent: impl Fn()) {
     loop {
         let pause = match is_served(client, plural).await {
@@ -128,7 +139,7 @@ pub async fn wait_until_served(client: &Client, plural: &str, absent: impl Fn())
     }
 }
 
-/// The served version of DeviceTaintRule, if any.
+/// Returns the newest served version of DeviceTaintRule; `None` if there is none.
 pub async fn find_taint_rules(client: &Client) -> Result<Option<ApiResource>, kube::Error> {
     let groups = client.list_api_groups().await?;
     let served: Vec<String> = groups
@@ -151,7 +162,7 @@ pub async fn find_taint_rules(client: &Client) -> Result<Option<ApiResource>, ku
     Ok(None)
 }
 
-/// The PodGroups that are served, each with its API group.
+/// Returns the PodGroup kinds that are served, each with its API group.
 pub async fn find_pod_groups(client: &Client) -> Result<Vec<(&'static str, ApiResource)>, kube::Error> {
     let groups = client.list_api_groups().await?.groups;
     let mut found = Vec::new();
@@ -185,7 +196,7 @@ pub fn start_pod_groups(
     }
 }
 
-/// Starts the watches of budgets and of what nodes say.
+/// Starts the watches of budgets and of the nodes' usage reports.
 pub fn start_budgets(client: &Client, to: &mpsc::Sender<Input>, tasks: &mut JoinSet<()>) {
     let budgets = Api::<DynamicObject>::all_with(client.clone(), &kinds::budgets());
     let usages = Api::<DynamicObject>::all_with(client.clone(), &kinds::node_usages());
@@ -194,13 +205,13 @@ pub fn start_budgets(client: &Client, to: &mpsc::Sender<Input>, tasks: &mut Join
     tasks.spawn(follow(usages, all(), to.clone(), Input::NodeUsage));
 }
 
-/// Starts the watch of what nodes are told about limits of shares.
+/// Starts the watch of the limits of shares that nodes are told.
 pub fn start_limits(client: &Client, to: &mpsc::Sender<Input>, tasks: &mut JoinSet<()>) {
     let limits = Api::<DynamicObject>::all_with(client.clone(), &kinds::node_limits());
     tasks.spawn(follow(limits, watcher::Config::default(), to.clone(), Input::NodeLimits));
 }
 
-/// Reads once what earlier leaders wrote down about pods that end.
+/// Reads once the wills that earlier leaders wrote: which devices ended pods leave to the next.
 pub fn read_wills(client: &Client, namespace: &str, to: &mpsc::Sender<Input>, tasks: &mut JoinSet<()>) {
     let api = Api::<ConfigMap>::namespaced(client.clone(), namespace);
     let to = to.clone();
@@ -210,7 +221,7 @@ pub fn read_wills(client: &Client, namespace: &str, to: &mpsc::Sender<Input>, ta
         loop {
             match api.list(&params).await {
                 Ok(list) => {
-                    // Nobody listens any more if leading is over.
+                    // Nobody listens if the leadership is over.
                     let _ = to.send(Input::Wills(list.items)).await;
                     return;
                 }
@@ -228,9 +239,9 @@ pub fn read_moves(client: &Client, namespace: &str, to: &mpsc::Sender<Input>, ta
     tasks.spawn(async move {
         let mut pauses = Pauses::default();
         loop {
-            match api.get_opt(crate::compact::ALLOWANCE).await {
+            match api.get_opt(aliquot_allocator::compaction::ALLOWANCE).await {
                 Ok(map) => {
-                    // Nobody listens any more if leading is over.
+                    // Nobody listens if the leadership is over.
                     let _ = to.send(Input::Moves(map.map(Box::new))).await;
                     return;
                 }
@@ -241,8 +252,9 @@ pub fn read_moves(client: &Client, namespace: &str, to: &mpsc::Sender<Input>, ta
     });
 }
 
-/// The slices' watch, for ever. A list comes in steps of few slices, those of a pool together, so that the pool is built
-/// once: a slice has up to 128 devices, and costs as much as hundreds of other objects.
+/// Follows the slices, for ever. A list comes in steps of a few slices, with the slices of a pool together,
+/// so that the pool is built once. The steps are small because a slice has up to 128 devices and costs as
+/// much as hundreds of other objects.
 pub(crate) async fn follow_slices(api: Api<ResourceSlice>, config: watcher::Config, to: mpsc::Sender<Input>) {
     follow_listed(whole(api, config), to, Input::Slice, |_| None, slices_in_steps).await;
 }
@@ -253,7 +265,8 @@ fn slices_in_steps(mut slices: Vec<ResourceSlice>) -> Vec<Input> {
     in_steps(slices, SLICES, end, Input::Slices)
 }
 
-/// A list in steps of `size` objects at least, which end where `end` says that one may.
+/// Splits a list into steps of at least `size` objects; a step ends only between two objects for which `end`
+/// is true.
 fn in_steps<K>(
     objects: Vec<K>,
     size: usize,
@@ -273,7 +286,7 @@ fn in_steps<K>(
     steps
 }
 
-/// One kind's watch, for ever: what breaks is started anew, with growing pauses.
+/// Follows one kind, for ever; a broken watch is started again, after growing pauses.
 pub(crate) async fn follow<K>(
     api: Api<K>,
     config: watcher::Config,
@@ -286,10 +299,11 @@ pub(crate) async fn follow<K>(
     follow_listed(whole(api, config), to, &input, |_| None, listed).await;
 }
 
-/// What a watch brings; what breaks is started anew, with growing pauses.
+/// An event of a watch, or the error that broke it.
 type Events<K> = watcher::Result<Event<K>>;
 
-/// Whole objects, but for field managers: they are half of every object, and nothing here reads them.
+/// Watches whole objects without `managedFields`, which are half of every object and are not read here. A
+/// broken watch is started again, after growing pauses.
 pub(crate) fn whole<K>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = Events<K>> + Send
 where
     K: kube::Resource + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -297,7 +311,8 @@ where
     watch(api, config).backoff(Pauses::default()).modify(|object| object.meta_mut().managed_fields = None)
 }
 
-/// Objects that anybody may make, read without what nobody reads, few at a time.
+/// Watches objects that any user may create: only the fields that are read are decoded, and lists come in
+/// small pages.
 pub(crate) fn lean<K>(api: Api<Lean<K>>) -> impl Stream<Item = Events<K>> + Send
 where
     K: Kept + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -313,8 +328,9 @@ where
     })
 }
 
-/// The same, with what becomes of a list, and with what says that one is about to be asked for: it is once that was
-/// answered, so that what is known then is known before the list.
+/// Like [`follow`], with `inputs` for the steps of a list. `asked` announces that a list is about to be
+/// requested. The request is sent once the announcement was answered, so everything known at that time is
+/// known before the list.
 async fn follow_listed<K>(
     events: impl Stream<Item = Events<K>> + Send,
     to: mpsc::Sender<Input>,
@@ -328,7 +344,7 @@ async fn follow_listed<K>(
         let seen = match stream.try_next().await {
             Ok(Some(Event::Apply(object))) => vec![input(Seen::Apply(Box::new(object)))],
             Ok(Some(Event::Delete(object))) => vec![input(Seen::Delete(Box::new(object)))],
-            // Comes before the request (kube_runtime::watcher::Event::Init).
+            // This event comes before the request (kube_runtime::watcher::Event::Init).
             Ok(Some(Event::Init)) => {
                 listed.clear();
                 let (ask, answered) = oneshot::channel();
@@ -336,7 +352,7 @@ async fn follow_listed<K>(
                     if to.send(input).await.is_err() {
                         return;
                     }
-                    // An answer is that the sender is gone.
+                    // A dropped sender counts as an answer.
                     let _ = answered.await;
                 }
                 continue;
@@ -403,7 +419,7 @@ async fn follow_rules(api: Api<DynamicObject>, resource: ApiResource, to: mpsc::
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures;
+    use aliquot_allocator::fixtures;
     use aliquot_model::layout::AllocatorMode;
     use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
     use std::collections::BTreeSet;

@@ -1,13 +1,15 @@
-//! The admission webhook: sets the scheduling gate on pods that wait for our devices, expands requests for
-//! a MIG profile where a policy says so, and refuses claims, templates and classes that can never be right.
+//! The admission webhook: sets the scheduling gate on pods that wait for this driver's devices, expands
+//! requests for a MIG profile where a policy says so, and refuses claims, templates and classes that can
+//! never be right.
 //!
-//! Served by every replica, leader or not. Correctness does not depend on it, so its failure policy is
-//! Ignore. Without the gate kube-scheduler searches every node, again and again, for a pod that waits for
-//! devices which it may not give. Without the checks a tenant hears of a mistake later: the node refuses a
-//! malformed configuration when it prepares, the controller keeps quotas when it allocates, and a profile
-//! that no board has is never found.
+//! Every replica serves the webhook, leader or not. Correctness does not depend on it, so its failure policy
+//! is Ignore. Without the gate, kube-scheduler searches all nodes again and again for a pod that waits for
+//! devices which kube-scheduler may not allocate. Without the checks, a tenant hears of a mistake later: the
+//! node refuses a malformed configuration when it prepares the claim, the controller enforces quotas when it
+//! allocates, and a profile that no board has is never found.
 
 mod admission;
+mod budgets;
 mod callers;
 mod certificate;
 mod evaluators;
@@ -24,11 +26,11 @@ pub use admission::{Verdict, needs_gate};
 pub use certificate::{Certificate, CertificateError};
 
 use crate::args::Args;
-use crate::budget::admission::Watched;
-use crate::govern::Rules;
 use crate::http::Health;
 use crate::isolated::{self, Ended};
 use crate::metrics::Metrics;
+use crate::webhook::budgets::Watched;
+use aliquot_allocator::admission::Rules;
 use kube::Client;
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -36,7 +38,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// Threads that speak TLS and HTTP. They evaluate nothing.
+/// The number of threads that serve TLS and HTTP. They evaluate nothing.
 const THREADS: usize = 2;
 
 /// What becomes of a claim, template or class that could not be checked.
@@ -49,43 +51,45 @@ pub enum FailurePolicy {
     Fail,
 }
 
-/// How the webhook is served.
+/// The configuration of the webhook.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Driver name.
+    /// The driver name.
     pub driver: String,
-    /// Namespace of the Secret and of the Service.
+    /// The namespace of the Secret and of the Service.
     pub namespace: String,
-    /// Secret with the certificate.
+    /// The name of the Secret with the certificate.
     pub secret: String,
-    /// Mutating- and ValidatingWebhookConfiguration that get the certificate authority.
+    /// The name of the MutatingWebhookConfiguration and of the ValidatingWebhookConfiguration that get the
+    /// certificate authority.
     pub configuration: String,
-    /// Names and addresses that the certificate is for.
+    /// The names and addresses for which the certificate is valid.
     pub names: Vec<String>,
-    /// Whether requests for a profile are expanded to larger ones.
+    /// True if requests for a profile are expanded to larger profiles.
     pub substitution: bool,
-    /// Whether what claims want their shares to have is checked.
+    /// True if the limits that claims request for their shares are checked.
     pub elastic: bool,
-    /// Whether claims, templates and classes are checked.
+    /// True if claims, templates and classes are checked.
     pub governance: bool,
-    /// What is refused then.
+    /// The rules of these checks.
     pub rules: Rules,
-    /// How long a review may take, waiting for its turn included.
+    /// The time limit of a review, including the wait for its turn.
     pub review_deadline: Duration,
-    /// What becomes of objects that could not be checked by then.
+    /// What becomes of objects that could not be checked within the time limit.
     pub failure: FailurePolicy,
-    /// Whether pods of used-up budgets get a lower priority class.
+    /// True if pods of used-up budgets get a lower priority class.
     pub budgets: bool,
-    /// How long certificates last; they are renewed after two thirds of it.
+    /// The life of certificates; they are renewed after two thirds of it.
     pub certificate_life: Duration,
-    /// Authorities of those who may ask, PEM, read anew while it is served; without it whoever reaches the port may.
+    /// The PEM file with the authorities whose clients may ask, read again while the webhook is served;
+    /// `None` lets everybody ask who reaches the port.
     pub client_ca: Option<PathBuf>,
-    /// How often certificate and configuration are looked after.
+    /// The interval at which certificate and configuration are checked.
     pub interval: Duration,
 }
 
 impl Config {
-    /// As the command line says.
+    /// Returns the configuration that the command line gives.
     pub fn from_args(args: &Args) -> Self {
         let (service, namespace) = (&args.webhook_service, &args.namespace);
         let mut names = vec![
@@ -103,7 +107,10 @@ impl Config {
             substitution: args.substitution,
             elastic: args.elastic_shares,
             governance: args.governance,
-            rules: Rules { unknown: args.unknown_devices, oversubscribe_at_most: args.oversubscribe_at_most },
+            rules: Rules {
+                unknown: args.unknown_devices.into(),
+                oversubscribe_at_most: args.oversubscribe_at_most,
+            },
             review_deadline: args.review_deadline,
             failure: args.governance_failure_policy,
             budgets: args.budgets,
@@ -114,12 +121,12 @@ impl Config {
     }
 }
 
-/// Serves on a listener until `stop`, on threads of its own: nothing that is computed elsewhere delays a handshake or
-/// an answer.
+/// Serves the webhook on a listener until `stop`, on threads of its own, so that no computation elsewhere
+/// delays a handshake or an answer.
 ///
 /// # Errors
-/// If there are no threads for it, or the authorities of clients cannot be read; what it ends with if there is no
-/// client.
+/// If the threads cannot be started, or the authorities of clients cannot be read. The result of the threads
+/// is an error if there is no client for the API server.
 pub fn serve(
     listener: TcpListener,
     connection: kube::Config,
@@ -162,7 +169,7 @@ pub fn serve(
             deadline: config.review_deadline,
             failure: config.failure,
         };
-        // Nobody's authorities never change.
+        // Without a file the authorities never change.
         let anybody = tokio::sync::watch::Sender::new(None);
         let callers = authorities.as_ref().map_or_else(|| anybody.subscribe(), callers::CallersFile::callers);
         let reading = authorities.map(|file| tokio::spawn(file.run(config.interval, stop.clone())));

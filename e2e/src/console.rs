@@ -109,6 +109,18 @@ pub fn with_output(markdown: &str, printed: &[(&Command, Vec<String>)]) -> Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+    use anyhow::{Context, bail, ensure};
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    macro_rules! documents {
+        ($($name:ident: $file:literal,)*) => {
+            /// Documents whose commands are run by the cluster's tests.
+            const DOCUMENTS: &[&str] = &[$($file),*];
+        };
+    }
+
+    include!("../tests/cluster/documents.rs");
 
     const DOCUMENT: &str = "\
 # Title
@@ -184,5 +196,50 @@ a
             .replace("     done", "   c");
         assert_eq!(recorded, wanted);
         assert_eq!(with_output(DOCUMENT, &[]), DOCUMENT);
+    }
+
+    /// Markdown files that people read: README.md, and those of `docs/` and `examples/` that are not generated.
+    fn markdown(repo: &Path) -> Result<BTreeSet<String>> {
+        let mut found = BTreeSet::from(["README.md".to_owned()]);
+        let mut open = vec!["docs".to_owned(), "examples".to_owned()];
+        while let Some(dir) = open.pop() {
+            for entry in std::fs::read_dir(repo.join(&dir)).with_context(|| dir.clone())? {
+                let entry = entry?;
+                let path = format!("{dir}/{}", entry.file_name().to_string_lossy());
+                if entry.file_type()?.is_dir() {
+                    open.extend((path != "docs/reference").then_some(path));
+                } else if path.ends_with(".md") {
+                    found.insert(path);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    #[test]
+    fn every_command_of_the_docs_is_run_or_says_why_not() -> Result<()> {
+        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no repository")?;
+        let files = markdown(repo)?;
+        for file in &files {
+            let blocks = blocks(&std::fs::read_to_string(repo.join(file))?).with_context(|| file.clone())?;
+            let run = blocks.iter().find(|block| block.not_run.is_none());
+            match (run, DOCUMENTS.contains(&file.as_str())) {
+                (Some(block), false) => {
+                    bail!("{file}:{}: the block is neither run nor marked with a reason", block.line)
+                }
+                (None, true) => bail!("{file}: no command of it is run"),
+                _ => {}
+            }
+        }
+        for file in DOCUMENTS {
+            ensure!(files.contains(*file), "{file} is not there");
+        }
+        for entry in std::fs::read_dir(repo.join("examples"))? {
+            let entry = entry?;
+            let readme = format!("examples/{}/README.md", entry.file_name().to_string_lossy());
+            let is_run = DOCUMENTS.contains(&readme.as_str());
+            ensure!(is_run || !entry.file_type()?.is_dir(), "{readme} is not run");
+        }
+        Ok(())
     }
 }

@@ -176,7 +176,11 @@ impl Cluster {
         Ok(format!("--kubeconfig={}", self.setting("KUBECONFIG")?))
     }
 
-    fn limiter_dir(&self) -> Result<PathBuf> {
+    /// Where the limiter is installed on the node.
+    ///
+    /// # Errors
+    /// If the cluster does not say where it has its own files.
+    pub fn limiter_dir(&self) -> Result<PathBuf> {
         Ok(Path::new(self.setting("CLUSTER_STATE")?).join("limiter"))
     }
 

@@ -1,4 +1,4 @@
-//! Link arguments of the core: no start files, so nothing runs when it is loaded, and libc as the only
+//! Link arguments of the core: no start files, so that nothing runs when it is loaded, and libc as the only
 //! needed library.
 
 fn main() {

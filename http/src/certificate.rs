@@ -1,5 +1,5 @@
-//! The certificate of a port: one that the administrator gives, read anew as it is renewed, or one of our own, which
-//! says nothing about who we are and keeps others from reading along.
+//! The certificate of a port: one that the administrator provides, read again as it is renewed, or a
+//! self-signed one, which does not prove an identity but encrypts the traffic.
 
 use rcgen::{CertificateParams, KeyPair};
 use rustls::ServerConfig;
@@ -16,19 +16,20 @@ use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-/// How often the files are looked at.
+/// The interval at which the files are read.
 const LOOK: Duration = Duration::from_secs(60);
-/// How long a certificate of our own is served; it is valid for longer than anybody keeps it.
+/// The time for which a self-signed certificate is served; it is valid for longer.
 const OWN: Duration = Duration::from_secs(30 * 24 * 3600);
-/// What our own is for. Who checks names has a certificate of his own for us.
+/// The name in a self-signed certificate. A client that checks names needs a certificate from the
+/// administrator.
 const OWN_NAME: &str = "aliquot-metrics";
 
-/// Where a certificate and its key are, in PEM.
+/// The paths of a certificate and its key, in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Files {
-    /// The chain, the leaf first.
+    /// The certificate chain, with the leaf first.
     pub certificate: PathBuf,
-    /// The leaf's key.
+    /// The key of the leaf.
     pub key: PathBuf,
 }
 
@@ -54,14 +55,14 @@ impl Files {
             rustls::crypto::ring::sign::any_supported_type(&key).map_err(|error| fail(&self.key, &error))?;
         let certified = CertifiedKey::new(chain, key);
         match certified.keys_match() {
-            // What cannot be told apart is for the clients to see.
+            // A key that cannot be compared is left to the clients to judge.
             Ok(()) | Err(rustls::Error::InconsistentKeys(rustls::InconsistentKeys::Unknown)) => Ok(certified),
             Err(_) => Err(fail(&self.key, &format!("it is not the key of {}", self.certificate.display()))),
         }
     }
 }
 
-/// What is served at the moment.
+/// The certificate that is served now.
 #[derive(Debug)]
 struct Current(watch::Receiver<Arc<CertifiedKey>>);
 
@@ -75,17 +76,17 @@ impl ResolvesServerCert for Current {
 #[derive(Debug)]
 pub struct Certificate {
     files: Option<Files>,
-    /// What the files held when they were taken.
+    /// The content of the files when they were last accepted.
     text: (Vec<u8>, Vec<u8>),
     made: Instant,
     current: watch::Sender<Arc<CertifiedKey>>,
 }
 
 impl Certificate {
-    /// That in files, or one of our own.
+    /// Opens the certificate in the files, or makes a self-signed one if there are no files.
     ///
     /// # Errors
-    /// If the files hold no certificate with its key; the error names the file.
+    /// If the files do not contain a certificate and its key; the error names the file.
     pub fn open(files: Option<Files>) -> Result<Self> {
         let (text, key) = match &files {
             Some(files) => {
@@ -98,10 +99,10 @@ impl Certificate {
         Ok(Self { files, text, made: Instant::now(), current: watch::Sender::new(Arc::new(key)) })
     }
 
-    /// TLS with it.
+    /// Returns a TLS acceptor with this certificate.
     ///
     /// # Errors
-    /// If there is no TLS.
+    /// If TLS cannot be configured.
     pub fn acceptor(&self) -> Result<TlsAcceptor> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
@@ -111,7 +112,7 @@ impl Certificate {
         Ok(TlsAcceptor::from(Arc::new(config)))
     }
 
-    /// Keeps it current until `stop`. What cannot be read changes nothing.
+    /// Keeps the certificate current until `stop`. Files that cannot be read change nothing.
     pub async fn keep(mut self, stop: CancellationToken) {
         loop {
             tokio::select! {
@@ -126,7 +127,7 @@ impl Certificate {
         }
     }
 
-    /// Returns whether it is another one now.
+    /// Renews the certificate if necessary; returns true if another one is served now.
     fn look(&mut self) -> Result<bool> {
         let key = match &self.files {
             Some(files) => {

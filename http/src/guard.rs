@@ -1,9 +1,9 @@
-//! Who may read a page: whom Kubernetes lets `get` its path, as the API server's own `/metrics` (TokenReview, then
-//! SubjectAccessReview of a non-resource URL).
+//! Decides who may read a page: a user whom Kubernetes allows to `get` its path, as for the API server's own
+//! `/metrics` (TokenReview, then SubjectAccessReview of a non-resource URL).
 //!
-//! Whoever reaches the port can make us ask the API server. So an address has one question under way at a time, and
-//! waits for a refusal, also when it breaks the connection off; who may read is asked for once a minute and not at each
-//! request.
+//! Everybody who reaches the port can cause requests to the API server. So an address has only one question
+//! under way at a time, and after a refusal it has to wait, even if it closes the connection. A positive
+//! answer is valid for a minute, so the API server is not asked at each request.
 
 use crate::Place;
 use axum::extract::{Request, State};
@@ -23,19 +23,19 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// For how long an answer holds that somebody may read.
+/// The time for which a positive answer is valid.
 const HOLDS: Duration = Duration::from_secs(60);
-/// How many such answers are remembered; few read.
+/// The most positive answers that are remembered; few clients read.
 const REMEMBERED: usize = 1024;
-/// How long a refused one waits for his answer, in which his address asks nothing else.
+/// The delay of a refusal, during which the address can ask nothing else.
 const REFUSED: Duration = Duration::from_secs(1);
-/// How long the API server may take for both questions; less than a request may take in all.
+/// The time limit for both questions to the API server; it is shorter than the time limit of a whole request.
 const REVIEW: Duration = Duration::from_secs(5);
 
-/// A token and a path, not to be read out of memory.
+/// A hash of a token and a path, so that the token cannot be read from memory.
 type Key = [u8; 32];
 
-/// Asks who may read. Clones are the same one.
+/// Asks who may read. Clones share their state.
 #[derive(Clone)]
 pub struct Guard {
     client: kube::Client,
@@ -44,24 +44,24 @@ pub struct Guard {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Who may read, until when.
+    /// Tokens and paths with a positive answer, and until when it is valid.
     may: HashMap<Key, Instant>,
-    /// Addresses with a question under way, or that were refused, and until when they ask nothing else.
+    /// Addresses with a question under way or a refusal, and until when they can ask nothing else.
     asking: HashMap<IpAddr, Instant>,
 }
 
-/// Why somebody gets nothing.
+/// The reason of a refusal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Refusal {
-    /// He shows no token.
+    /// The request shows no token.
     NoToken,
-    /// His address asks already.
+    /// The address has a question under way already.
     Busy,
     /// The API server does not know the token.
     Unknown,
-    /// Who that is may not.
+    /// The user may not read the path.
     MayNot { user: String, path: String },
-    /// Nobody could be asked.
+    /// The API server could not be asked.
     Unanswered,
 }
 
@@ -109,12 +109,13 @@ impl std::fmt::Debug for Guard {
 }
 
 impl Guard {
-    /// Who asks by this client; it needs to create TokenReviews and SubjectAccessReviews.
+    /// Returns a guard that asks with this client, which needs the right to create TokenReviews and
+    /// SubjectAccessReviews.
     pub fn new(client: kube::Client) -> Self {
         Self { client, known: Arc::default() }
     }
 
-    /// Whether who shows this token may read a path.
+    /// Returns an error if the owner of this token may not read a path.
     async fn may_read(&self, token: Option<&str>, path: &str, from: IpAddr) -> Result<(), Refusal> {
         let token = token.ok_or(Refusal::NoToken)?;
         let key = key(token, path);
@@ -164,8 +165,8 @@ impl Known {
         self.may.get(&key).is_some_and(|until| Instant::now() < *until)
     }
 
-    /// An address begins to ask. Nothing but time ends that unless it may read: who breaks a connection off is not sooner
-    /// back.
+    /// Notes that an address begins to ask. Unless it may read, only time ends that: closing the connection
+    /// does not help.
     fn begin(&mut self, from: IpAddr) -> Result<(), Refusal> {
         let now = Instant::now();
         self.asking.retain(|_, until| now < *until);
@@ -186,7 +187,7 @@ impl Known {
     }
 }
 
-/// May a user get a path?
+/// Returns the question whether a user may get a path.
 fn access(user: UserInfo, path: &str) -> SubjectAccessReview {
     let non_resource_attributes =
         NonResourceAttributes { path: Some(path.to_owned()), verb: Some("get".to_owned()) };
@@ -205,14 +206,15 @@ fn key(token: &str, path: &str) -> Key {
     Sha256::new().chain_update(path).chain_update([0]).chain_update(token).finalize().into()
 }
 
-/// The token that a request shows (RFC 6750).
+/// Returns the token that a request shows (RFC 6750).
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     let token = token.trim();
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
-/// Lets who may read through. Until then his connection's place is as anybody's.
+/// Lets requests through that may read the page. Until then, their connection's place may be given to another
+/// peer.
 pub(crate) async fn guarded(
     State((guard, place)): State<(Guard, Place)>,
     request: Request,

@@ -1,5 +1,5 @@
-//! Ports that anybody may reach, every pod of the cluster included: how many connections one peer has, pages that are
-//! served within bounds of memory and time, and those that not everybody may read.
+//! Ports that anybody may reach, every pod of the cluster included: limits of the connections of each peer,
+//! pages that are served within bounds of memory and time, and pages that not everybody may read.
 
 mod certificate;
 mod guard;

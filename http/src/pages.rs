@@ -16,16 +16,17 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-/// The kubelet probes from its node's address, a connection for each probe. So may others, and a probe must not fail
-/// because they keep connections open.
+/// The limits of connections. The kubelet probes from its node's address, with one connection for each probe.
+/// Others may connect from that address too, and a probe must not fail because they keep connections open.
 const CONNECTIONS: Bounds = Bounds { all: 64, of_one: 8, renews: true };
-/// A head, in bytes.
+/// The longest head of a request, in bytes.
 const LARGEST_HEAD: usize = 16 << 10;
-/// How long a head may take to come in, and a request from the connection's beginning to the last byte of its answer.
+/// Time limits of a head, and of a request from the beginning of the connection to the last byte of its
+/// answer.
 const HEAD: Duration = Duration::from_secs(5);
 const REQUEST: Duration = Duration::from_secs(10);
 
-/// Serves until `stop`, which ends what is open as well.
+/// Serves pages until `stop`, which also ends open connections.
 pub async fn serve(listener: TcpListener, pages: Router, stop: CancellationToken) {
     accept(listener, stop, |stream, place| {
         let noted = middleware::from_fn_with_state(place, noted);
@@ -34,7 +35,7 @@ pub async fn serve(listener: TcpListener, pages: Router, stop: CancellationToken
     .await;
 }
 
-/// The same over TLS, for those whom the guard lets read.
+/// Serves pages like [`serve`], but over TLS and to clients that the guard lets read.
 pub(crate) async fn serve_guarded(
     listener: TcpListener,
     tls: TlsAcceptor,
@@ -43,7 +44,7 @@ pub(crate) async fn serve_guarded(
     stop: CancellationToken,
 ) {
     accept(listener, stop, |stream, place| {
-        // Who is not known yet keeps no place by asking.
+        // A client that is not known yet keeps no place by asking.
         let noted = middleware::from_fn_with_state(place.clone(), noted);
         let guarded = middleware::from_fn_with_state((guard.clone(), place), guarded);
         let pages = pages.clone().layer(noted).route_layer(guarded);
@@ -79,13 +80,13 @@ async fn accept<F: Future<Output = ()> + Send + 'static>(
     }
 }
 
-/// A request that has come in is answered, whoever wants the connection's place.
+/// Marks a request as being answered, so that its connection keeps its place.
 async fn noted(State(place): State<Place>, request: Request, next: Next) -> Response {
     let _answering = place.answering();
     next.run(request).await
 }
 
-/// One request: probes send no more, and between two scrapes nobody keeps a connection open.
+/// Serves one request: probes send no more, and no connection stays open between two scrapes.
 async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, pages: Router) {
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(LARGEST_HEAD).keep_alive(false);

@@ -1,9 +1,11 @@
-//! How many connections each peer has.
+//! Limits the connections of each peer.
 //!
-//! Whoever has many addresses can take all connections within the bound for one of them. So where all are taken,
-//! whoever has none still gets in, and whoever has few does before those that have more: in the place of one that had
-//! no answer yet, the oldest of them, as who has something to ask does so at once; or else of the youngest that waits
-//! for its next request, as who was there before goes on. What is being answered, and who is known, stays.
+//! A client with many addresses can open all connections without exceeding the limit of one address. So when
+//! all connections are taken, a peer without any still gets in, and a peer with few gets in before those that
+//! have more. The new connection takes the place of one that had no answer yet, the oldest of those first,
+//! because a client that has something to ask does so at once. If there is none, it takes the place of the
+//! youngest one that waits for its next request, so that older clients go on. A connection with a request
+//! that is being answered, or with a known client, stays.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -13,18 +15,19 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
-/// How many connections there may be.
+/// The limits of connections.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// In all.
+    /// The most connections in total.
     pub all: usize,
-    /// Of one address.
+    /// The most connections of one address.
     pub of_one: usize,
-    /// Whether one more of an address that has its part takes the place of one of its own; else it is closed.
+    /// True if a further connection of an address at its limit takes the place of one of its own; false if it
+    /// is closed.
     pub renews: bool,
 }
 
-/// The connections of all peers. Clones are the same ones.
+/// The connections of all peers. Clones share their state.
 #[derive(Debug, Clone)]
 pub struct Peers {
     bounds: Bounds,
@@ -34,25 +37,26 @@ pub struct Peers {
 #[derive(Debug, Default)]
 struct Open {
     next: u64,
-    /// By peer and age.
+    /// Connections by peer, and by number, which increases with time.
     peers: HashMap<IpAddr, BTreeMap<u64, Connection>>,
 }
 
-/// What is known of a connection.
+/// The state of a connection.
 #[derive(Debug, Default)]
 struct Connection {
-    /// Tells it that its place is another's.
+    /// Cancelled when the connection's place is given to another.
     displaced: CancellationToken,
-    /// Its peer showed a certificate or a token that it is told by.
+    /// True if the peer is known by a certificate or a token.
     is_known: bool,
-    /// Requests that are being answered.
+    /// The number of requests that are being answered.
     answering: usize,
-    /// Whether one was answered.
+    /// True if a request was answered.
     had_answer: bool,
 }
 
 impl Connection {
-    /// How readily it gives its place to another, higher before lower; `None` if never. `age` is smaller for older ones.
+    /// Returns how readily the connection gives up its place, where higher values yield first; `None` if
+    /// never. `age` is smaller for older connections.
     fn yields(&self, age: u64) -> Option<(bool, u64)> {
         let stays = self.is_known || self.answering > 0;
         (!stays).then(|| if self.had_answer { (false, age) } else { (true, u64::MAX - age) })
@@ -73,7 +77,7 @@ impl Open {
         removed
     }
 
-    /// Takes a place of one of these peers; `None` if none gives one.
+    /// Frees the place of a connection of the selected peers; `None` if no connection yields.
     fn displace(&mut self, of: impl Fn(IpAddr, usize) -> bool) -> Option<()> {
         let those = self.peers.iter().filter(|(peer, held)| of(**peer, held.len()));
         let those = those.flat_map(|(peer, held)| held.iter().map(|(number, held)| (*peer, *number, held)));
@@ -85,12 +89,13 @@ impl Open {
 }
 
 impl Peers {
-    /// With no connection yet.
+    /// Returns the connections of no peer yet.
     pub fn new(bounds: Bounds) -> Self {
         Self { bounds, open: Arc::default() }
     }
 
-    /// One more connection of a peer, unless it has its part, or all are taken and nobody gives his place to it.
+    /// Adds a connection of a peer; `None` if the peer is at its limit, or all places are taken and no
+    /// connection yields.
     pub fn connect(&self, peer: IpAddr) -> Option<Connected> {
         let mut open = self.open.lock();
         let own = open.of(peer);
@@ -100,7 +105,7 @@ impl Peers {
             }
             open.displace(|other, _| other == peer)?;
         } else if open.peers.values().map(BTreeMap::len).sum::<usize>() >= self.bounds.all {
-            // Three and two are as good as two and three.
+            // Exchanging places between peers with three and two connections would gain nothing.
             open.displace(|_, theirs| own == 0 || theirs > own + 1)?;
         }
         let (number, connection) = (open.next, Connection::default());
@@ -111,7 +116,7 @@ impl Peers {
         Some(Connected { place, displaced })
     }
 
-    /// The next connection that gets in; the others are closed.
+    /// Returns the next connection that gets a place; others are closed.
     pub async fn accept(&self, listener: &TcpListener) -> (TcpStream, Connected) {
         loop {
             match listener.accept().await {
@@ -128,7 +133,7 @@ impl Peers {
     }
 }
 
-/// A connection's place. Clones are the same one.
+/// The place of a connection. Clones are the same place.
 #[derive(Debug, Clone)]
 pub struct Place {
     peers: Peers,
@@ -139,23 +144,23 @@ pub struct Place {
 impl Place {
     fn note(&self, note: impl FnOnce(&mut Connection)) {
         let mut open = self.peers.open.lock();
-        // Nothing is there any more if its place is another's.
+        // The connection is missing if its place was given to another.
         if let Some(connection) = open.peers.get_mut(&self.peer).and_then(|held| held.get_mut(&self.number)) {
             note(connection);
         }
     }
 
-    /// Whose it is.
+    /// Returns the address of the peer.
     pub fn peer(&self) -> IpAddr {
         self.peer
     }
 
-    /// The peer is known, by its certificate or its token: its place is its own from now on.
+    /// Marks the peer as known by its certificate or token; from now on, the connection keeps its place.
     pub fn is_known(&self) {
         self.note(|connection| connection.is_known = true);
     }
 
-    /// A request has come in whole, and is being answered for as long as this lives.
+    /// Marks a request as complete; it counts as being answered while the returned value lives.
     pub fn answering(&self) -> Answering {
         self.note(|connection| connection.answering += 1);
         Answering(self.clone())
@@ -175,7 +180,7 @@ impl Drop for Answering {
     }
 }
 
-/// A peer's connection, for as long as it lives.
+/// A connection of a peer, for as long as this value lives.
 #[derive(Debug)]
 pub struct Connected {
     place: Place,
@@ -183,17 +188,17 @@ pub struct Connected {
 }
 
 impl Connected {
-    /// Whose it is.
+    /// Returns the address of the peer.
     pub fn peer(&self) -> IpAddr {
         self.place.peer
     }
 
-    /// Where it is told what goes on in it.
+    /// Returns the place of the connection.
     pub fn place(&self) -> &Place {
         &self.place
     }
 
-    /// Serves it until that ends, or until its place is another's: then there is no result.
+    /// Runs `serve` to its end; returns `None` if the place is given to another before.
     pub async fn serve<T>(self, serve: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
@@ -206,7 +211,7 @@ impl Connected {
 impl Drop for Connected {
     fn drop(&mut self) {
         let Place { peers, peer, number } = &self.place;
-        // Nothing is there any more if its place is another's.
+        // The connection is missing if its place was given to another.
         let _ = peers.open.lock().remove(*peer, *number);
     }
 }

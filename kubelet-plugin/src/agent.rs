@@ -1,14 +1,14 @@
-//! Prepare and unprepare as the kubelet calls them: looks the claim up in the API, outside the node's
-//! lock, hands it to [`crate::prepare`] on a blocking thread, and tells metrics, events and the claim's
-//! status what came of it.
+//! Handles prepare and unprepare as the kubelet calls them. It looks the claim up in the API, outside the
+//! node's lock, and hands it to [`crate::prepare`] on a blocking thread. Then it reports the result in
+//! metrics, events and the claim's status.
 
 use crate::claim::{self, ClaimRef, Request};
 use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::notice;
-use crate::parked;
 use crate::prepare::{Node, PrepareError, Prepared};
 use crate::reasons;
+use crate::retained;
 use crate::status::StatusWriter;
 use aliquot_api::Lean;
 use aliquot_model::DeviceKind;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tracing::Instrument;
 
-/// Longest wait for one answer of the API server within a kubelet call of 45 s.
+/// The longest wait for one answer of the API server within a kubelet call of 45 s.
 const API_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The agent as the kubelet sees it.
@@ -29,19 +29,19 @@ const API_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct Agent {
     /// The node.
     pub node: Arc<Node>,
-    /// The API.
+    /// The API client.
     pub client: Client,
-    /// Driver name.
+    /// The name of the driver.
     pub driver: String,
-    /// Our pool.
+    /// The name of this node's pool.
     pub pool: String,
-    /// Metrics.
+    /// The metrics.
     pub metrics: Metrics,
-    /// Events.
+    /// The event recorder.
     pub events: Events,
-    /// Writer of `status.devices`.
+    /// The writer of `status.devices`.
     pub status: StatusWriter,
-    /// Told after every change of the ledger.
+    /// Notified after every change of the ledger.
     pub changed: Arc<Notify>,
 }
 
@@ -54,7 +54,7 @@ impl std::fmt::Debug for Agent {
     }
 }
 
-/// What looking a claim up gave.
+/// The result of looking a claim up.
 enum Lookup {
     Found(Box<ResourceClaim>),
     Gone,
@@ -65,7 +65,7 @@ impl Agent {
     /// Prepares one claim.
     ///
     /// # Errors
-    /// The text that the user finds in the pod's events.
+    /// Fails with the text that the user finds in the pod's events.
     pub async fn prepare(&self, claim: ClaimRef) -> Result<Vec<Prepared>, String> {
         let span = tracing::info_span!(
             "prepare",
@@ -111,7 +111,7 @@ impl Agent {
         let indexed = self.is_only_claim(&object).await;
         let mut prepared = self.call_prepare(&request, indexed).await;
         if matches!(&prepared, Ok(Err(error)) if error.is_conflict())
-            && parked::end_in_the_way(&self.node, &self.client, &self.driver, &request).await
+            && retained::end_in_the_way(&self.node, &self.client, &self.driver, &request).await
         {
             prepared = self.call_prepare(&request, indexed).await;
         }
@@ -145,7 +145,8 @@ impl Agent {
         blocking(move || node.prepare(&wanted, indexed, Timestamp::now())).await
     }
 
-    /// Tells a claim for administration which GPUs it does not have because virtual machines have them.
+    /// Sends an event to a claim for administration that names the GPUs it does not have because virtual
+    /// machines have them.
     async fn say_left_out(&self, request: &Request) {
         if request.devices.iter().all(|device| device.device.kind() != DeviceKind::Admin) {
             return;
@@ -165,7 +166,7 @@ impl Agent {
         }
     }
 
-    /// The API does not answer: what the kubelet was told before still holds.
+    /// Answers while the API does not: the answer that the kubelet was given before still holds.
     async fn prepare_known(
         &self,
         claim: &ClaimRef,
@@ -186,7 +187,7 @@ impl Agent {
     /// Releases one claim, from local state alone.
     ///
     /// # Errors
-    /// The text that ends in the kubelet's log and the pod's events.
+    /// Fails with the text that appears in the kubelet's log and the pod's events.
     pub async fn unprepare(&self, claim: ClaimRef) -> Result<(), String> {
         let span = tracing::info_span!(
             "unprepare",
@@ -233,8 +234,8 @@ impl Agent {
         }
     }
 
-    /// Whether every container that uses the claim uses no other: only then do HAMi's indexed variables,
-    /// which have no room for the claim's name, mean one thing. Claims of several pods never qualify.
+    /// Returns true if every container that uses the claim uses no other claim. Only then are HAMi's indexed
+    /// variables, which have no room for the claim's name, unambiguous. Claims of several pods never qualify.
     async fn is_only_claim(&self, object: &ResourceClaim) -> bool {
         let Some(namespace) = object.metadata.namespace.as_deref() else { return false };
         let owner = object.metadata.owner_references.iter().flatten().find(|owner| owner.kind == "Pod");
@@ -249,7 +250,7 @@ impl Agent {
     }
 }
 
-/// Whether no container of the pod combines the claim with another one.
+/// Returns true if no container of the pod combines the claim with another one.
 fn names_only(pod: &Pod, claim: &ResourceClaim) -> bool {
     let annotations = claim.metadata.annotations.as_ref();
     let Some(name) = annotations.and_then(|a| a.get(aliquot_model::names::POD_CLAIM_NAME)) else {
@@ -264,7 +265,7 @@ fn names_only(pod: &Pod, claim: &ResourceClaim) -> bool {
     })
 }
 
-/// Runs blocking work; a panic in it is an error of that claim, not of the agent.
+/// Runs blocking work. A panic in it is an error of that claim, not of the agent.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
     let span = tracing::Span::current();
     tokio::task::spawn_blocking(move || span.in_scope(work))

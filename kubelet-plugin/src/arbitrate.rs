@@ -1,7 +1,7 @@
-//! Arbitration of GPU time between shares, by one agent of a node.
+//! Arbitrates GPU time between shares, by one agent of a node.
 //!
 //! While two instances run side by side during an update, only the one that holds `arbitrate.lock` writes
-//! grants; the other takes over when the first ends, however it ends.
+//! grants. The other takes over when the first ends, however it ends.
 
 use crate::beat;
 use crate::metrics::Metrics;
@@ -13,9 +13,9 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 const LOCK: &str = "arbitrate.lock";
-/// How often an instance looks whether it is its turn. Grants last longer than that.
+/// The interval at which an instance checks whether it is its turn. Grants last longer than that.
 const STANDBY_POLL: Duration = Duration::from_millis(200);
-/// Who has so long a pause has nothing to arbitrate.
+/// The pause from which on a keeper counts as having nothing to arbitrate.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// Tells shares every few hundredths of a second what they may borrow of each other's idle GPU time, as soon
@@ -61,7 +61,7 @@ async fn arbitrate(mut keeper: Keeper, cancel: &CancellationToken) {
                 return;
             }
         };
-        // Small reads and writes of files in memory.
+        // These are small reads and writes of files in memory.
         let Ok((next, pause)) = tokio::task::spawn_blocking(move || {
             let pause = keeper.tick(now);
             (keeper, pause)
@@ -73,7 +73,7 @@ async fn arbitrate(mut keeper: Keeper, cancel: &CancellationToken) {
         keeper = next;
         tokio::select! {
             () = cancel.cancelled() => return,
-            // Nobody runs: whoever comes is seen with all else that is looked for.
+            // No share is active: a new one is noticed together with everything else that is looked for.
             () = beat::next(pause), if pause >= IDLE => {}
             () = tokio::time::sleep(pause), if pause < IDLE => {}
         }

@@ -1,14 +1,15 @@
 //! The command line. Every flag has an environment variable where a DaemonSet fills it from the
 //! downward API or from chart values.
 
+use crate::allocation_mode::Target;
 use crate::health::Verdict;
 use crate::health::xid::parse_change;
-use crate::mode::Target;
 use crate::partitioning::Unclaimed;
 use crate::selinux::{self, Labelling};
 use crate::share::RegionStorage;
 use aliquot_http::MetricsArgs;
 use aliquot_model::DriverCapabilities;
+use aliquot_model::duration::parse_duration;
 use aliquot_model::names::{DEFAULT_DRIVER, parse_driver};
 use aliquot_selinux::Label;
 use clap::{Parser, ValueEnum};
@@ -41,6 +42,11 @@ pub struct Args {
     /// during an update (kubelet 1.33 and newer).
     #[arg(long, env = "POD_UID", default_value = "")]
     pub pod_uid: String,
+
+    /// Name of our pod. When given, the kubelet's word on what pods have counts only once it knows of that one: one
+    /// that starts knows of none.
+    #[arg(long, env = "POD_NAME")]
+    pub pod_name: Option<String>,
 
     /// Namespace of our pod; the controller's Lease is looked for here.
     #[arg(long, env = "POD_NAMESPACE", default_value = "aliquot-system")]
@@ -179,8 +185,9 @@ pub struct Args {
     pub log_format: LogFormat,
 
     /// Only say farewell: publish and prepare nothing new, answer the kubelet for what is prepared
-    /// already, from the node's own ledger and without the API, and end when the ledger is empty.
-    /// `aliquot uninstall` leaves such an agent where containers still run.
+    /// already, from the node's own ledger and without the API, and end when the ledger is empty. The data directory
+    /// and what is in --limiter-dir are removed then, unless another agent is here by now. `aliquot uninstall` leaves
+    /// such an agent on nodes.
     #[arg(long)]
     pub farewell: bool,
 
@@ -268,6 +275,16 @@ pub struct Args {
     #[arg(long, default_value = "60s", value_parser = parse_duration)]
     pub absent_controller_grace: Duration,
 
+    /// How long a device plugin or DRA driver that gave out GPUs of the node, too, must be away before
+    /// claims get them again. A kubelet that starts forgets both until they come back.
+    #[arg(long, default_value = "6m", value_parser = parse_duration)]
+    pub other_driver_grace: Duration,
+
+    /// The kubelet's socket that tells what pods have of other drivers and device plugins, which they keep when
+    /// these have ended. Default: `pod-resources/kubelet.sock` beside `--plugin-dir`.
+    #[arg(long, env = "POD_RESOURCES_SOCKET")]
+    pub pod_resources_socket: Option<PathBuf>,
+
     /// Name of the controller's Lease.
     #[arg(long, env = "CONTROLLER_LEASE_NAME", default_value = "aliquot-controller")]
     pub controller_lease_name: String,
@@ -316,15 +333,16 @@ impl Args {
         self.plugin_dir.join(&self.driver_name)
     }
 
+    /// The kubelet's pod-resources socket.
+    pub fn pod_resources_socket(&self) -> PathBuf {
+        let beside = || self.plugin_dir.with_file_name("pod-resources").join("kubelet.sock");
+        self.pod_resources_socket.clone().unwrap_or_else(beside)
+    }
+
     /// The driver root as the host sees it.
     pub fn host_driver_root(&self) -> &Path {
         self.host_driver_root.as_deref().unwrap_or(&self.driver_root)
     }
-}
-
-fn parse_duration(text: &str) -> Result<Duration, String> {
-    let span: jiff::SignedDuration = text.parse().map_err(|e| format!("{e} (examples: 10s, 5m, 250ms)"))?;
-    Duration::try_from(span).map_err(|_| "a duration must not be negative".to_owned())
 }
 
 /// A duration that is not shorter than that.
@@ -396,16 +414,6 @@ mod tests {
             writable,
         });
         assert_eq!(parse_mount(text).ok(), want);
-    }
-
-    #[rstest]
-    #[case("10s", Some(10_000))]
-    #[case("250ms", Some(250))]
-    #[case("5m", Some(300_000))]
-    #[case("-1s", None)]
-    #[case("soon", None)]
-    fn durations_have_units(#[case] text: &str, #[case] millis: Option<u64>) {
-        assert_eq!(parse_duration(text).ok(), millis.map(Duration::from_millis));
     }
 
     #[rstest]

@@ -1,57 +1,60 @@
-//! What a share really uses, as the driver counts it, against what it may use.
+//! Compares what a share really uses, as the driver counts it, with what it may use.
 //!
 //! The limiter runs inside the tenant's processes and can be evaded by a tenant who sets out to
-//! (`hook/README.md`); the driver's own figures cannot. Every look compares, for each share, memory and GPU
-//! time of its processes with its quota. A share that exceeds it beyond a tolerance for so many looks in a
-//! row is reported. What was measured is also told to the shares themselves ([`measured`]).
+//! (`hook/README.md`); the driver's own figures cannot. Every look compares, for each share, the memory and
+//! GPU time of its processes with its quota. A share that exceeds its quota beyond a tolerance for a set
+//! number of looks in a row is reported. The measured values are also told to the shares themselves
+//! ([`measured`]).
 //!
-//! The decision is here and pure; whose a process is, is decided in [`whose`]; [`task`] reads and acts. Nothing that a
-//! tenant can write decides: quotas come from the node's own files, usage from NVML, and the owner of a process
-//! from its cgroup. The share's region is only checked for being what it should be, and quoted.
+//! This module makes the decision and is pure. [`process_owner`] decides whose a process is; [`task`] reads
+//! and acts. Nothing that a tenant can write decides: quotas come from the node's own files, usage from NVML,
+//! and the owner of a process from its cgroup. The share's region is only checked for being what it should
+//! be, and quoted.
 
 mod evict;
 pub mod measured;
+pub mod process_owner;
 pub mod task;
-pub mod whose;
 
 use aliquot_quota::measured::Identity;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Result ids of the shares that a group of processes may use: one, or several that cannot be told apart.
+/// The result IDs of the shares that a group of processes may use: one, or several that cannot be told apart.
 pub type Subject = BTreeSet<String>;
 
-/// How much is forgiven.
+/// The tolerances of the audit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// Percent of the memory quota.
+    /// Tolerated percent of the memory quota.
     pub memory_percent: u8,
-    /// Bytes for each process: what no call of the driver asks for (lazily loaded code, local memory).
+    /// Tolerated bytes for each process: memory that no call of the driver asks for (lazily loaded code,
+    /// local memory).
     pub memory_per_process: u64,
-    /// Percent of the GPU's time.
+    /// Tolerated percent of the GPU's time.
     pub time_points: u8,
-    /// GPU time beyond quota and `time_points` that may come at once: a kernel cannot be split.
+    /// GPU time beyond the quota and `time_points` that may come at once: a kernel cannot be split.
     pub time_burst: Duration,
-    /// Looks in a row before a share is reported.
+    /// The number of looks in a row before a share is reported.
     pub looks: u32,
 }
 
-/// Processes whose allowance counts; a tenant could start any number.
+/// The largest number of processes whose allowance counts; a tenant could start any number.
 const MOST_PROCESSES: u64 = 8;
 
-/// What a share may use.
+/// The quota of a share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Quota {
-    /// Bytes; 0 = no limit.
+    /// Bytes of GPU memory; 0 is no limit.
     pub memory_bytes: u64,
-    /// Percent of the GPU's time; 0 = no limit.
+    /// Percent of the GPU's time; 0 is no limit.
     pub cores_percent: u8,
-    /// Whether it may borrow time.
+    /// True if the share may borrow time.
     pub is_soft: bool,
 }
 
 impl Quota {
-    /// What processes may use that may use both.
+    /// Returns the quota of processes that may use both quotas.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         let sum = |a: u64, b: u64| if a == 0 || b == 0 { 0 } else { a.saturating_add(b) };
@@ -64,72 +67,72 @@ impl Quota {
     }
 }
 
-/// A process at one look.
+/// The usage of a process at one look.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Measured {
-    /// Its id on the host.
+    /// The process ID on the host.
     pub pid: u32,
-    /// Its program.
+    /// The name of the program.
     pub name: Option<String>,
-    /// UID of its pod.
+    /// The UID of the process's pod.
     pub pod: String,
     /// Bytes of GPU memory; `None` where the driver does not count.
     pub memory_bytes: Option<u64>,
     /// Percent of the GPU's time.
     pub percent: u32,
-    /// How it is known inside its container.
+    /// The identity of the process inside its container.
     pub identity: Option<Identity>,
 }
 
-/// A subject at one look.
+/// The usage of a subject at one look.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Look {
-    /// Whose.
+    /// The shares.
     pub subject: Subject,
-    /// What it may.
+    /// The quota of the shares.
     pub quota: Quota,
-    /// Its processes.
+    /// The processes of the shares.
     pub processes: Vec<Measured>,
-    /// What is wrong with its region.
+    /// The fault of the share's region, if there is one.
     pub region: Option<String>,
 }
 
 impl Look {
-    /// Bytes of all processes; `None` where the driver counts none.
+    /// Returns the bytes that all processes use; `None` where the driver counts none.
     pub fn memory_bytes(&self) -> Option<u64> {
         let counted: Vec<u64> = self.processes.iter().filter_map(|p| p.memory_bytes).collect();
         (!counted.is_empty()).then(|| counted.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes)))
     }
 
-    /// Percent of the GPU's time of all processes.
+    /// Returns the percent of the GPU's time that all processes use, at most 100.
     pub fn percent(&self) -> u32 {
         self.processes.iter().fold(0, |sum: u32, process| sum.saturating_add(process.percent)).min(100)
     }
 }
 
-/// What a share did.
+/// A breach of a share's quota.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Breach {
-    /// Its processes use more memory than it may.
+    /// The share's processes use more memory than the quota.
     Memory {
-        /// Bytes.
+        /// Bytes in use.
         used: u64,
-        /// Bytes, without tolerance.
+        /// Quota in bytes, without tolerance.
         quota: u64,
     },
-    /// Its processes get more GPU time than it may.
+    /// The share's processes get more GPU time than the quota.
     Time {
-        /// Percent on average since it was within its quota last.
+        /// Percent on average since the share was last within its quota.
         percent: u32,
-        /// Percent, without tolerance.
+        /// Quota in percent, without tolerance.
         quota: u8,
     },
-    /// Its region is not what the agent made.
+    /// The share's region is not what the agent made; the text says why.
     Region(String),
 }
 
 impl Breach {
-    /// For metrics.
+    /// Returns the kind of the breach, for metrics.
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Memory { .. } => "memory",
@@ -139,33 +142,33 @@ impl Breach {
     }
 }
 
-/// A share that is to be reported.
+/// A breach that is to be reported.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verdict {
-    /// Whose.
+    /// The shares.
     pub subject: Subject,
-    /// What.
+    /// The breach.
     pub breach: Breach,
-    /// Whether the look before had it not.
+    /// True if the breach was not reported at the look before.
     pub is_new: bool,
 }
 
-/// What is remembered between looks.
+/// The state that is remembered between looks.
 #[derive(Debug, Default)]
 struct History {
-    /// Memory quota that holds: a quota that was lowered holds once usage has come below it.
+    /// The memory quota in force, in bytes. A lowered quota is in force once usage has come below it.
     allowed_bytes: u64,
     memory: u32,
     time: u32,
     region: u32,
-    /// GPU time in seconds beyond what is allowed.
+    /// GPU time in seconds beyond the allowed time.
     excess: f64,
-    /// GPU time and all time in seconds since there was no excess.
+    /// GPU time and wall-clock time, both in seconds, since there was no excess.
     served: f64,
     over: f64,
 }
 
-/// Decides for all shares of a node.
+/// Decides for all shares of a node which to report.
 #[derive(Debug)]
 pub struct Auditor {
     settings: Settings,
@@ -173,17 +176,18 @@ pub struct Auditor {
 }
 
 impl Auditor {
-    /// Has seen nothing.
+    /// Creates an auditor that has seen no looks.
     pub fn new(settings: Settings) -> Self {
         Self { settings, shares: BTreeMap::new() }
     }
 
-    /// Whether nothing is remembered of anybody.
+    /// Returns true if no share's history is remembered.
     pub fn is_idle(&self) -> bool {
         self.shares.is_empty()
     }
 
-    /// Looks at everything once, `elapsed` after the look before; who is to be reported.
+    /// Evaluates one look, made `elapsed` after the look before. Returns the breaches that are to be
+    /// reported.
     pub fn look(&mut self, elapsed: Duration, looks: &[Look]) -> Vec<Verdict> {
         self.shares.retain(|subject, _| looks.iter().any(|look| look.subject == *subject));
         let mut verdicts = Vec::new();

@@ -1,17 +1,18 @@
-//! Loops that look again and again do so at the same moments, so that an idle node is woken once for all of them.
+//! Aligns periodic loops to the same moments, so that an idle node is woken once for all of them.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 static FIRST: OnceLock<Instant> = OnceLock::new();
 
-/// Waits until the next moment of all who look this often: a multiple of it after the first of all waits.
+/// Waits until the next common moment of all loops with this interval: a multiple of it after the first of
+/// all waits.
 pub(crate) async fn next(every: Duration) {
     let since = FIRST.get_or_init(Instant::now).elapsed();
     tokio::time::sleep(left(since, every)).await;
 }
 
-/// What is left of the beat that so much time is in.
+/// Returns the rest of the present interval, `since` after the first wait.
 fn left(since: Duration, every: Duration) -> Duration {
     let over = since.as_nanos().checked_rem(every.as_nanos()).unwrap_or(0);
     every.saturating_sub(Duration::from_nanos(u64::try_from(over).unwrap_or(0)))

@@ -1,12 +1,12 @@
-//! The checkpoint's file format. Pure.
+//! Encodes and decodes the checkpoint's file format. Pure: it does no I/O.
 //!
-//! Two parts: one line of JSON (the header) and the ledger as JSON. The checksum covers the bytes of the
-//! second part as they lie on disk, never a re-encoding of them, so that a release that writes a field
-//! more or less can still read it (dra-driver-nvidia-gpu#1326 is what happens otherwise).
-//! Blanks at the end give the file room to be written again in its own place ([`crate::store`]).
+//! A file has two parts: one line of JSON (the header) and the ledger as JSON. The checksum covers the bytes
+//! of the second part as they are on disk, never a re-encoding of them. So a release that writes a field more
+//! or less can still read the file (dra-driver-nvidia-gpu#1326 is what happens otherwise). Blanks at the end
+//! give the file room to be written again in its own place ([`crate::store`]).
 //!
-//! What a newer release wrote is told from damage: damaged is what fails its checksum, is cut off, or is no
-//! JSON. Everything else is kept and written back:
+//! Data of a newer release is distinguished from damage. A file is damaged if it fails its checksum, is cut
+//! off, or is not JSON. Everything else is kept and written back:
 //!
 //! - fields that this release does not know, in records at any depth ([`Surplus`]), and beside them;
 //! - a record that does not decode (a step, a state, a kind of device that is new), to the byte, as a
@@ -15,12 +15,13 @@
 //!
 //! Rules for releases to come:
 //!
-//! - What is added is a new field, state or step; no version changes for it.
-//! - What would be misread is written with a higher version: `format` in the one record, or `version` in the
-//!   header for all records that have no `format`. Header, `claims` by UID, and the GPU of each device stay as
-//!   they are. A release that finds a higher version than its own takes nothing of such records but that; what it
-//!   writes itself beside them says `format`, and the header stays at the higher version while there are any.
-//! - `release` is the release that wrote what is newest in it, for people.
+//! - An addition is a new field, state or step; no version changes for it.
+//! - Data that an older release would misread is written with a higher version: `format` in the one record,
+//!   or `version` in the header for all records that have no `format`. Header, `claims` by UID, and the GPU
+//!   of each device stay as they are. A release that finds a higher version than its own takes nothing else
+//!   from such records. The records that it writes itself beside them have a `format`, and the header stays
+//!   at the higher version while there are any.
+//! - `release` is the release that wrote the newest data in the file, for people.
 
 // As in `ledger.rs`.
 #[path = "checkpoint/surplus.rs"]
@@ -36,10 +37,10 @@ use serde_json::value::{RawValue, to_raw_value};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
-/// Version of the format. Raised only when an older release could misread the file.
+/// The version of the format. Raised only when an older release could misread the file.
 pub const VERSION: u32 = 1;
 const MAGIC: &str = "aliquot-checkpoint";
-/// The parts of the content that this release knows.
+/// The names of the parts of the content that this release knows.
 const CLAIMS: &str = "claims";
 const BINDINGS: &str = "bindings";
 const RELEASES: &str = "releases";
@@ -55,36 +56,36 @@ struct Header {
     sha256: String,
 }
 
-/// Why bytes are not a checkpoint.
+/// The reason why bytes are not a checkpoint.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CheckpointError {
     /// The first line is not a header.
     #[error("it does not start with a checkpoint header")]
     Header,
-    /// Written by a release that changed even what all releases should have in common.
+    /// The file was written by a release that changed even what all releases should have in common.
     #[error(
         "it was written by a newer release (format version {found}, this release reads {VERSION}) and nothing of it can be read: {reason}; nothing of it was changed. Run that release on this node again, or drain the node with it first"
     )]
     Newer {
-        /// Its version.
+        /// The version of the file.
         found: u32,
-        /// What cannot be read.
+        /// The part that cannot be read.
         reason: String,
-        /// Its place in the order of copies.
+        /// The file's sequence number, which orders copies.
         sequence: u64,
     },
-    /// Fewer or more bytes than the header says.
+    /// The file has fewer or more bytes than the header says.
     #[error("it has {found} bytes of content where its header says {wanted}")]
     Truncated {
-        /// In the header.
+        /// The number of bytes in the header.
         wanted: usize,
-        /// There.
+        /// The number of bytes found.
         found: usize,
     },
     /// The bytes are not those that were written.
     #[error("its checksum does not match its content")]
     Checksum,
-    /// The content does not decode though its checksum is right.
+    /// The content does not decode although its checksum is right.
     #[error("its content does not decode: {0}")]
     Content(String),
 }
@@ -94,15 +95,15 @@ pub(crate) fn checksum(content: &[u8]) -> String {
     Sha256::digest(content).iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 0xf)]).collect()
 }
 
-/// Of a SHA-256.
+/// The number of hexadecimal digits of a SHA-256 checksum.
 const CHECKSUM_DIGITS: usize = 64;
-/// Every file's size is a multiple of this, in bytes.
+/// The size of every file is a multiple of this number of bytes.
 const GRAIN: usize = 16 << 10;
-/// Room for notes about claims (when the kubelet asked first to give them back, that it is under way), on top
-/// of a quarter of the content; in bytes. A note has about 50, a claim 500 at least.
+/// Room in bytes for notes about claims (when the kubelet first asked to unprepare them, that this is under
+/// way), on top of a quarter of the content. A note has about 50 bytes, a claim at least 500.
 const ROOM: usize = 4 << 10;
 
-/// A ledger as text, and the number that orders copies: the higher is the newer.
+/// A ledger as text, and the sequence number that orders copies: the higher one is newer.
 #[derive(Debug)]
 pub struct Content {
     text: Vec<u8>,
@@ -111,10 +112,11 @@ pub struct Content {
 }
 
 impl Content {
-    /// With blanks at the end, so that the file has `size` bytes; as it is if it has more without.
+    /// Adds blanks at the end so that the file has `size` bytes. Adds none if the file is larger without
+    /// them.
     ///
     /// # Errors
-    /// If the header does not serialise, which its types exclude.
+    /// Fails if the header does not serialize, which its types exclude.
     pub fn padded(mut self, size: usize) -> Result<Self, serde_json::Error> {
         // The header of a file that large has as many digits, and any checksum has.
         let around = self.header(size, "0".repeat(CHECKSUM_DIGITS))?.len().saturating_add(1);
@@ -123,10 +125,11 @@ impl Content {
         Ok(self)
     }
 
-    /// With blanks at the end: giving its claims back makes a file that is no larger.
+    /// Adds blanks at the end as room for later notes. With this room, the file does not grow while its
+    /// claims are given back.
     ///
     /// # Errors
-    /// As [`Self::padded`].
+    /// Fails as [`Self::padded`] does.
     pub fn with_room(self) -> Result<Self, serde_json::Error> {
         let length = self.text.len();
         let wanted = length.saturating_add(length / 4).saturating_add(ROOM);
@@ -143,10 +146,10 @@ impl Content {
         })
     }
 
-    /// The file's bytes.
+    /// Returns the file's bytes.
     ///
     /// # Errors
-    /// As [`Self::padded`].
+    /// Fails as [`Self::padded`] does.
     pub fn file(&self) -> Result<Vec<u8>, serde_json::Error> {
         let mut bytes = self.header(self.text.len(), checksum(&self.text))?;
         bytes.push(b'\n');
@@ -155,7 +158,7 @@ impl Content {
     }
 }
 
-/// What is written of a ledger. `claims` and the parts of a newer release are text already.
+/// The parts of a ledger's file. `claims` and the parts of a newer release are already text.
 #[derive(Serialize)]
 struct Parts<'a> {
     claims: BTreeMap<&'a str, Box<RawValue>>,
@@ -163,13 +166,13 @@ struct Parts<'a> {
     others: BTreeMap<&'a str, Box<RawValue>>,
 }
 
-/// A ledger as the content of a file.
+/// Encodes a ledger as the content of a file.
 ///
 /// # Errors
-/// If the ledger does not serialise, which its types exclude.
+/// Fails if the ledger does not serialize, which its types exclude.
 pub fn encode(ledger: &Ledger, sequence: u64) -> Result<Content, serde_json::Error> {
     let Beside { version, release, parts } = &ledger.beside;
-    // Once nothing of the newer release is left, the file is ours again.
+    // Once nothing of the newer release is left, the file is this release's again.
     let newer = ledger.has_newer();
     let version = version.filter(|_| newer);
     let release = release.as_deref().filter(|_| newer).unwrap_or(env!("CARGO_PKG_VERSION"));
@@ -196,7 +199,7 @@ pub fn encode(ledger: &Ledger, sequence: u64) -> Result<Content, serde_json::Err
     Ok(Content { text, version: version.unwrap_or(VERSION), sequence })
 }
 
-/// A record, with what a newer release wrote into it.
+/// Encodes a record, with the fields that a newer release wrote into it.
 fn text(record: &Record, format: Option<u32>) -> Result<Box<RawValue>, serde_json::Error> {
     if record.extra.is_empty() && format.is_none() {
         return to_raw_value(record);
@@ -209,19 +212,19 @@ fn text(record: &Record, format: Option<u32>) -> Result<Box<RawValue>, serde_jso
     to_raw_value(&value)
 }
 
-/// Reads a file's bytes: ledger and sequence number.
+/// Decodes a file's bytes into the ledger and the sequence number.
 ///
 /// # Errors
-/// [`CheckpointError`]; the bytes are then worth nothing, but those of a newer release.
+/// Fails with [`CheckpointError`]. The bytes are then worthless, unless a newer release wrote them.
 pub fn decode(bytes: &[u8]) -> Result<(Ledger, u64), CheckpointError> {
     decode_after(bytes, None)
 }
 
-/// The same after an earlier file, of which the bytes and what [`decode`] made of them are known: records that stand in
-/// both are taken from there, as to decode them is most of the work.
+/// Decodes a file's bytes after an earlier file whose bytes and decoded ledger are known. Records that are in
+/// both files are taken from that ledger, because decoding them is most of the work.
 ///
 /// # Errors
-/// As [`decode`].
+/// Fails as [`decode`] does.
 pub fn decode_after(
     bytes: &[u8],
     before: Option<(&[u8], &Ledger)>,
@@ -250,12 +253,12 @@ pub fn decode_after(
     let mut ledger = Ledger {
         bindings: known(&mut parts, BINDINGS),
         releases: known(&mut parts, RELEASES),
-        // One that is not understood is one all the same.
+        // A loss that cannot be decoded is still a loss.
         lost: parts.contains_key(LOST).then(|| known(&mut parts, LOST)),
         ..Ledger::default()
     };
     let release = known(&mut parts, RELEASE);
-    // The hardware tells them anew.
+    // Bindings and losses that cannot be decoded are dropped: bindings are read anew from the hardware.
     parts.remove(BINDINGS);
     parts.remove(LOST);
     ledger.beside.version = (header.version > VERSION).then_some(header.version);
@@ -279,7 +282,7 @@ pub fn decode_after(
     Ok((ledger, header.sequence))
 }
 
-/// Header and content of a file's bytes.
+/// Splits a file's bytes into header and content.
 fn split(bytes: &[u8]) -> Result<(Header, &[u8]), CheckpointError> {
     let end = bytes.iter().position(|byte| *byte == b'\n').ok_or(CheckpointError::Header)?;
     let (head, content) = bytes.split_at(end);
@@ -290,10 +293,10 @@ fn split(bytes: &[u8]) -> Result<(Header, &[u8]), CheckpointError> {
     Ok((header, content.get(1..).unwrap_or_default()))
 }
 
-/// JSON values by name, each as it stands.
+/// JSON values by name, each as raw text.
 type Texts<'a> = BTreeMap<String, &'a RawValue>;
 
-/// The parts of a content but its records, and those.
+/// Returns the parts of a content other than its records, and the records.
 fn texts(content: &[u8]) -> Result<(Texts<'_>, Texts<'_>), serde_json::Error> {
     let mut parts: Texts = serde_json::from_slice(content)?;
     let claims = match parts.remove(CLAIMS) {
@@ -303,7 +306,7 @@ fn texts(content: &[u8]) -> Result<(Texts<'_>, Texts<'_>), serde_json::Error> {
     Ok((parts, claims))
 }
 
-/// A part that is there and decodes is taken out; one that does not is left.
+/// Takes a part out and decodes it. A part that does not decode is left, and the default is returned.
 fn known<T: DeserializeOwned + Default>(parts: &mut Texts<'_>, name: &str) -> T {
     let found = parts.get(name).and_then(|part| serde_json::from_str(part.get()).ok());
     if found.is_some() {

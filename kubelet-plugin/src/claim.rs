@@ -1,8 +1,8 @@
-//! From a ResourceClaim to what the agent is asked to do: pure decoding, nothing trusted.
+//! Decodes a ResourceClaim into what the agent is asked to do. The decoding is pure and trusts nothing.
 //!
-//! Rules (dra.md 2.6 and 4.6): only results of our driver count; config entries apply in order, those of
-//! the class come first and later ones override; opaque parameters are decoded strictly; quantities come
-//! from `consumedCapacity`, never from the request.
+//! Rules (dra.md 2.6 and 4.6): only results of this driver count. Config entries apply in order; those of the
+//! class come first, and later ones override. Opaque parameters are decoded strictly. Quantities come from
+//! `consumedCapacity`, never from the request.
 
 use crate::ledger::Given;
 use crate::metadata;
@@ -27,91 +27,94 @@ pub use allocation::given;
 pub use error::ClaimError;
 pub use names::{ClaimRef, Consumed, ResultKey};
 
-/// Whether a UID is safe as part of a file name. Kubernetes makes UUIDs, but the text comes over a
+/// Returns true if a UID is safe as part of a file name. Kubernetes makes UUIDs, but the text comes over a
 /// socket and ends in paths.
 pub fn is_safe_uid(uid: &str) -> bool {
     !uid.is_empty() && uid.len() <= 64 && uid.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
 }
 
-/// Settings of a device, after all config entries were applied.
+/// The settings of a device, after all config entries were applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Settings {
-    /// Whole or time-sliced GPU; `None` when nobody configured it.
+    /// A whole or time-sliced GPU; `None` if no config entry applies to it.
     Gpu(Option<GpuConfig>),
-    /// Partition.
+    /// A partition.
     Mig(MigConfig),
-    /// Share of a GPU or of a partition.
+    /// A share of a GPU or of a partition.
     Share(ShareConfig),
-    /// MPS.
+    /// A GPU given out through MPS.
     Mps(MpsConfig),
     /// Admin access.
     Admin,
-    /// GPU of a virtual machine.
+    /// A GPU of a virtual machine.
     Vfio(VfioConfig),
 }
 
-/// One allocation result that is ours.
+/// One allocation result of this driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allocated {
-    /// Request as in the result, `main` or `main/sub`.
+    /// The request as in the result, `main` or `main/sub`.
     pub request: String,
-    /// Pool.
+    /// The pool.
     pub pool: String,
-    /// Device.
+    /// The name of the device.
     pub device: DeviceName,
-    /// Which of the allocations of a shareable device it is.
+    /// The ID of this allocation among those of a shareable device.
     pub share_id: Option<String>,
-    /// Whether it was allocated with admin access.
+    /// True if the device was allocated with admin access.
     pub admin_access: bool,
-    /// What it takes of a shareable device.
+    /// The capacity consumed of a shareable device.
     pub consumed: Option<Consumed>,
-    /// Settings.
+    /// The settings of the device.
     pub settings: Settings,
 }
 
 impl Allocated {
-    /// The request without its subrequest, as containers name it.
+    /// Returns the request without its subrequest, as containers name it.
     pub fn container_request(&self) -> &str {
         self.request.split('/').next().unwrap_or_default()
     }
 
-    /// `<claim uid>-<8 hex digits>`: names CDI device, share directories and mounts of this result, the
-    /// same whenever and wherever it is computed.
+    /// Returns `<claim uid>-<8 hex digits>`, which names the CDI device, share directories and mounts of this
+    /// result. The result is the same whenever and wherever it is computed.
     pub fn result_id(&self, claim_uid: &str) -> String {
         result_id(claim_uid, &self.request, &self.device.to_string(), self.share_id.as_deref())
     }
 }
 
-/// See [`Allocated::result_id`].
+/// Computes the result ID; see [`Allocated::result_id`].
 pub fn result_id(claim_uid: &str, request: &str, device: &str, share_id: Option<&str>) -> String {
     let digest = Sha256::digest(format!("{request}/{device}/{}", share_id.unwrap_or_default()));
     let hex: String = digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
     format!("{claim_uid}-{hex}")
 }
 
-/// Everything that prepare needs of a claim.
+/// The parts of a claim that prepare needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// The claim.
     pub claim: ClaimRef,
-    /// Our results, in the order of the allocation. May be empty.
+    /// The results of this driver, in the order of the allocation. May be empty.
     pub devices: Vec<Allocated>,
-    /// Which allocation of the claim it is.
+    /// The identity of this allocation of the claim.
     pub given: Given,
-    /// Since when it is charged, in seconds: its allocation, as far as anything says so.
+    /// Unix time in seconds since which the claim is charged: the time of its allocation, if anything says
+    /// so.
     pub charged_since: Option<i64>,
-    /// What requests asked for first that were given another alternative, by the request of the result.
+    /// The profiles that requests asked for first and did not get, because they were given another
+    /// alternative; by the request of the result.
     pub asked: BTreeMap<String, ProfileName>,
-    /// Our entry among its consumers: its GPU instances stay when it is given back.
+    /// The controller's entry among the claim's consumers; with it the claim's GPU instances stay when the
+    /// claim is unprepared.
     pub hold: Option<Hold>,
-    /// What its pod calls the claim, if it was made from a template.
+    /// The name that the pod's spec gives the claim, if the claim was made from a template.
     pub pod_claim_name: Option<String>,
 }
 
 /// Decodes a claim that the API returned for `claim`.
 ///
 /// # Errors
-/// [`ClaimError`], which names the request or config entry at fault.
+/// Fails with [`ClaimError`], which names the request or config entry at fault.
 pub fn decode(
     claim: &ClaimRef,
     object: &ResourceClaim,
@@ -147,22 +150,21 @@ pub fn decode(
     })
 }
 
-/// The name that Kubernetes notes on a claim that it makes from a template. Anybody may write it on a claim of theirs, and
-/// it becomes part of a path, so what cannot be such a name is none.
+/// Returns the name that Kubernetes notes on a claim that it makes from a template. Anybody may write it on
+/// their own claim, and it becomes part of a path. So a value that cannot be such a name counts as absent.
 fn pod_claim_name(object: &ResourceClaim) -> Option<String> {
     let name = object.metadata.annotations.as_ref()?.get(POD_CLAIM_NAME)?;
     metadata::is_label(name).then(|| name.clone())
 }
 
-/// The controller's entry that keeps a claim without a pod. `reservedFor` is part of the status, which a
-/// tenant has no right to write.
+/// Returns the controller's entry that keeps a claim without a pod. `reservedFor` is part of the status,
+/// which a tenant has no right to write.
 pub fn hold(object: &ResourceClaim) -> Option<Hold> {
     let consumers = object.status.as_ref()?.reserved_for.as_deref()?;
     consumers.iter().find_map(|c| Hold::read(c.api_group.as_deref(), &c.resource, &c.name))
 }
 
-/// Whether the allocation in the API still holds exactly the devices of `results` for us. `results` are
-/// (request, pool, device, share id).
+/// Returns true if the allocation in the API still holds exactly the devices of `results` for this driver.
 pub fn still_allocated(object: &ResourceClaim, driver: &str, results: &[ResultKey]) -> bool {
     let Some(allocation) = object.status.as_ref().and_then(|s| s.allocation.as_ref()) else {
         return false;
@@ -190,14 +192,14 @@ struct Entry {
     config: Config,
 }
 
-/// How an entry meets a result.
+/// The way in which a config entry applies to a request.
 #[derive(PartialEq, Eq)]
 enum Reach {
-    /// It names exactly this request.
+    /// The entry names exactly this request.
     Exact,
-    /// It names all requests, or the request that this is an alternative of.
+    /// The entry names all requests, or the request that this is an alternative of.
     Wide,
-    /// It does not concern it.
+    /// The entry does not apply to the request.
     None,
 }
 
@@ -316,7 +318,7 @@ fn consumed(result: &DeviceRequestAllocationResult, driver: &str) -> Result<Cons
     }
     let slots = amount("slots", u64::from(u32::MAX))?;
     if slots == 0 {
-        // What no allocator gives a pod: the controller's companion of a share that grew.
+        // No allocator gives a pod 0 slots. Such a claim is the controller's companion of a share that grew.
         return Err(ClaimError::Capacity {
             request: result.request.clone(),
             device: result.device.clone(),
@@ -338,7 +340,7 @@ fn consumed(result: &DeviceRequestAllocationResult, driver: &str) -> Result<Cons
     Ok(Consumed { memory_bytes, cores_percent: u8::try_from(cores).unwrap_or(100), slots })
 }
 
-/// Whether a config kind says something about a device kind.
+/// Returns true if a config kind applies to a device kind.
 const fn applies(config: &Config, kind: DeviceKind) -> bool {
     matches!(
         (config, kind),

@@ -1,4 +1,4 @@
-//! The DRA services: decode, call, encode. `v1` and `v1beta1` differ only in the share id.
+//! Implements the DRA services: decode, call, encode. `v1` and `v1beta1` differ only in the share ID.
 
 use crate::agent::Agent;
 use crate::claim::ClaimRef;
@@ -7,14 +7,15 @@ use aliquot_proto::dra::{v1, v1beta1};
 use std::collections::HashMap;
 use tonic::{Request, Response, Status};
 
-/// Serves both versions.
+/// The service, which serves both versions.
 #[derive(Debug, Clone)]
 pub struct Service(pub Agent);
 
 impl Service {
     async fn prepare_all(&self, claims: Vec<ClaimRef>) -> HashMap<String, Result<Vec<Prepared>, String>> {
         let mut answers = HashMap::with_capacity(claims.len());
-        // One after the other: the node's lock would order them anyway. Every claim gets an entry.
+        // Claims are prepared one after the other: the node's lock would order them anyway. Every claim gets
+        // an entry.
         for claim in claims {
             let uid = claim.uid.clone();
             answers.insert(uid, self.0.prepare(claim).await);

@@ -1,9 +1,10 @@
-//! What of the NVIDIA driver a container needs, found under the driver's root.
+//! Finds the files of the NVIDIA driver that a container needs, under the driver's root.
 //!
-//! How libraries become findable without `nvidia-ctk`: each one is mounted under all its names (`libcuda.so.1`,
-//! `libcuda.so.580.65.06`) into the directories that glibc searches without a cache, on Debian's kind of image
-//! (`/usr/lib/<triple>`) and on Red Hat's (`/usr/lib64`). Names that are symbolic links on the host are mounts of the
-//! same file in the container; the loader takes files of one inode for one library.
+//! Libraries become findable without `nvidia-ctk` as follows. Each one is mounted under all its names
+//! (`libcuda.so.1`, `libcuda.so.580.65.06`) into the directories that glibc searches without a cache, on
+//! Debian's kind of image (`/usr/lib/<triple>`) and on Red Hat's (`/usr/lib64`). Names that are symbolic
+//! links on the host are mounts of the same file in the container; the loader takes files of one inode for
+//! one library.
 
 mod current;
 mod dirs;
@@ -22,29 +23,29 @@ use std::path::{Path, PathBuf};
 pub use current::Driver;
 pub(crate) use layout::{CONTAINER_LIBRARY_DIR_32, container_library_dirs};
 
-/// Where the driver is.
+/// The root directories of the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Roots {
-    /// Root of the file system with its files, as this process sees it.
+    /// The root of the file system with the driver's files, as this process sees it.
     pub driver: PathBuf,
-    /// The same as the host sees it.
+    /// The driver's root as the host sees it.
     pub host: PathBuf,
-    /// `/proc`.
+    /// The path of `/proc`.
     pub proc: PathBuf,
 }
 
 /// A file of the driver.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DriverFile {
-    /// Path on the host.
+    /// The path on the host.
     pub host: PathBuf,
-    /// Paths in the container.
+    /// The paths in the container.
     pub container: Vec<String>,
-    /// Whom it is for.
+    /// The capability that the file belongs to.
     pub capability: DriverCapability,
-    /// Who needs it as well.
+    /// Another capability that needs the file, if there is one.
     pub also: Option<DriverCapability>,
-    /// Whether it is for 32-bit programs.
+    /// True if the file is for 32-bit programs.
     pub compat32: bool,
 }
 
@@ -55,19 +56,19 @@ impl DriverFile {
     }
 }
 
-/// What was found.
+/// The files of the driver that were found.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DriverFiles {
-    /// Version of the libraries.
+    /// The version of the libraries.
     pub version: Option<String>,
-    /// Libraries.
+    /// The libraries.
     pub libraries: Vec<DriverFile>,
-    /// Programs, firmware, sockets and what else is no library.
+    /// The programs, firmware, sockets and other files that are not libraries.
     pub others: Vec<DriverFile>,
 }
 
 impl DriverFiles {
-    /// Looks for everything.
+    /// Finds all files of the driver.
     pub fn discover(roots: &Roots) -> Self {
         let root = Root(&roots.driver);
         let version = version::of_libraries(root, &roots.proc);
@@ -77,7 +78,7 @@ impl DriverFiles {
         Self { libraries: of(libraries::find), others: of(others::find), version }
     }
 
-    /// Those that are for somebody with these capabilities.
+    /// Returns the files that containers with these capabilities get.
     pub fn of(&self, capabilities: &DriverCapabilities) -> Self {
         let of = |files: &[DriverFile]| -> Vec<DriverFile> {
             files.iter().filter(|file| file.is_for(capabilities)).cloned().collect()
@@ -86,7 +87,7 @@ impl DriverFiles {
     }
 }
 
-/// A library under the driver's root, by its exact name, as this process can open it.
+/// Returns the path of a library under the driver's root, by its exact name, as this process can open it.
 pub fn find_library(root: &Path, name: &str) -> Option<PathBuf> {
     layout::library_dirs()
         .iter()
@@ -94,7 +95,7 @@ pub fn find_library(root: &Path, name: &str) -> Option<PathBuf> {
         .map(|path| root.join(path))
 }
 
-/// A program under the driver's root, as this process can run it.
+/// Returns the path of a program under the driver's root, as this process can run it.
 pub fn find_program(root: &Path, name: &str) -> Option<PathBuf> {
     layout::PROGRAM_DIRS
         .iter()
@@ -102,8 +103,8 @@ pub fn find_program(root: &Path, name: &str) -> Option<PathBuf> {
         .map(|path| root.join(path))
 }
 
-/// Minor number of the capability to watch all partitions, which the driver lists beside those of the
-/// instances (`monitor 2`).
+/// Returns the minor number of the capability to monitor all partitions, which the driver lists beside those
+/// of the instances (`monitor 2`).
 pub fn monitor_capability(proc_root: &Path) -> Option<u32> {
     let list = fs::read_to_string(MigMinors::path(proc_root)).ok()?;
     list.lines().find_map(|line| line.trim().strip_prefix("monitor ")?.parse().ok())

@@ -1,11 +1,12 @@
-//! A claim's CDI spec: one device for each allocation result, because the kubelet gives a container
-//! only the ids of the requests that it names, and one with the edits that are common to all. Pure.
+//! Builds a claim's CDI spec. The spec has one device for each allocation result, because the kubelet gives a
+//! container only the ids of the requests that it names, and one more device with the edits that are common
+//! to all. Pure: it does no I/O.
 //!
-//! A container whose device goes to a virtual machine gets that device's edits and not the common ones: it has no use for
-//! the driver's files.
+//! A container whose device goes to a virtual machine gets that device's edits and not the common ones: it
+//! has no use for the driver's files.
 //!
-//! Nothing here may collide when one container gets several devices: variables, paths and directories
-//! carry the result id, and what is common is the same whoever asks.
+//! Nothing here may collide when one container gets several devices. Variables, paths and directories carry
+//! the result id, and the common edits are the same for every claim.
 
 use crate::args::ExtraMount;
 use crate::claim::ClaimRef;
@@ -19,72 +20,74 @@ use aliquot_model::DriverCapabilities;
 use aliquot_mps::contract::{ClaimDir, PIPE_DIR};
 use std::path::{Path, PathBuf};
 
-/// Class part of our CDI kind; the vendor is the driver's name.
+/// The class part of this driver's CDI kind; the vendor is the driver's name.
 pub const CLASS: &str = "claim";
-/// What the names of variables that name a device of ours begin with; the value is `<device>=<UUID>`.
+/// The prefix of the variables that name a device of this driver; the value is `<device>=<UUID>`.
 pub const DEVICE_ENV: &str = "ALIQUOT_DEVICE_";
-/// What the names of variables that mark a partition as adopted begin with: it was there before the claim.
+/// The prefix of the variables that mark a partition as adopted: the partition existed before the claim.
 const ADOPTED_ENV: &str = "ALIQUOT_ADOPTED_";
-/// What the names of variables begin with that say at which PCI address a GPU of a virtual machine is.
+/// The prefix of the variables that give the PCI address of a GPU of a virtual machine.
 const PASSED_ENV: &str = "ALIQUOT_VFIO_";
-/// Name of the variable with the boot in which a spec was written: what it gives ended with that boot.
+/// The variable with the boot in which a spec was written; the devices that the spec gives ended with that
+/// boot.
 pub const BOOT_ENV: &str = "ALIQUOT_BOOT_ID";
-/// Namespace and name of the claim.
+/// The variable with the namespace and name of the claim.
 pub const CLAIM_ENV: &str = "ALIQUOT_CLAIM";
-/// What the names of HAMi's variables for a limit of memory begin with.
+/// The prefix of HAMi's variables for a memory limit.
 const INDEXED_MEMORY_ENV: &str = "CUDA_DEVICE_MEMORY_LIMIT_";
-/// A legacy NVIDIA runtime hook in the path must not add devices of its own.
+/// The variable that keeps a legacy NVIDIA runtime hook in the path from adding devices of its own.
 const NO_DEVICES: (&str, &str) = ("NVIDIA_VISIBLE_DEVICES", "void");
-/// Where containers find quota files.
+/// The directory in the container with the quota files.
 pub const QUOTA_DIR: &str = "/run/aliquot/quota";
-/// Where containers find regions.
+/// The directory in the container with the regions.
 pub const REGION_DIR: &str = "/run/aliquot/region";
-/// Where containers find the limiter.
+/// The directory in the container with the limiter.
 pub const LIMITER_DIR: &str = "/usr/local/lib/aliquot";
-/// The limiter's stub.
+/// The file name of the limiter's stub library.
 pub const PRELOAD: &str = "libaliquot_preload.so";
-/// The list that names it, of which [`Limiter::preload_file`] is the path.
+/// The file name of the list that names the stub; [`Limiter::preload_file`] is its path.
 pub const PRELOAD_LIST: &str = "ld.so.preload";
-/// The limiter's core.
+/// The file name of the limiter's core library.
 pub const CORE: &str = "libaliquot_core.so";
 
-/// What our hooks are called: the first of their arguments.
+/// The name of this driver's hooks: the first of their arguments.
 const HOOK: &str = "aliquot-hook";
-/// What they were called before they were told of mounts and of the driver. An agent of that time runs all that are
-/// called so with its own program, which does not know these arguments; what is called otherwise it leaves alone, with
-/// the program of the release that wrote it.
+/// The name of this driver's hooks before they were told of mounts and of the driver. An agent of that time
+/// runs all hooks of this name with its own program, which does not know these arguments. Hooks of any other
+/// name it leaves alone, with the program of the release that wrote them.
 const FORMER_HOOK: &str = "aliquot-oci-hook";
-/// What those are called that are told of what came later still (links, libraries for 32-bit programs, GPUs without
-/// forward compatibility), for the same
-/// reason.
+/// The name of hooks with arguments that came later still (links, libraries for 32-bit programs, GPUs without
+/// forward compatibility). The name differs for the same reason.
 const LATER_HOOK: &str = "aliquot-hook-2";
-/// The hook's task for the container of a share, its second argument.
+/// The hook's task for the container of a share; its second argument.
 const SHARE_TASK: &str = "create-container";
 /// The hook's task for a container with the driver's files.
 const DRIVER_TASK: &str = "driver";
 /// The hook's task for a container with DRM nodes.
 const LINK_TASK: &str = "link";
-/// The hook's option for what a mount of a share is. It comes behind all others.
+/// The hook's option that describes a mount of a share. It comes after all other arguments.
 const MOUNTED: &str = "--mounted";
 
-/// The whole environment of our hooks. Without one, runc up to 1.2 runs them with the container's.
+/// The whole environment of this driver's hooks. Without one, runc up to 1.2 runs hooks with the container's
+/// environment.
 pub const HOOK_ENV: [&str; 1] = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"];
 
-/// How many seconds a runtime waits for a hook of ours. It ends by itself before: its trials have 10 s.
+/// Seconds that a runtime waits for a hook of this driver. The hook ends by itself before that: its trials
+/// have 10 s.
 pub const HOOK_TIMEOUT: u32 = 30;
 
 /// The limiter's files on the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limiter {
-    /// Release; part of the path in the container.
+    /// The release; part of the path in the container.
     pub version: String,
-    /// Directory with both files.
+    /// The host directory with both libraries.
     pub host_dir: PathBuf,
-    /// File with the one line that names the stub, for `/etc/ld.so.preload`.
+    /// The host file with the one line that names the stub, for `/etc/ld.so.preload`.
     pub preload_file: PathBuf,
 }
 
-/// What containers of a claim find of ours.
+/// The parts of this driver that containers of a claim get.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Ours<'a> {
     /// The limiter, for shares.
@@ -93,86 +96,87 @@ pub struct Ours<'a> {
     pub daemon: Option<&'a ClaimDir>,
 }
 
-/// Facts of the node that all specs share.
+/// The facts of the node that all specs share.
 #[derive(Debug, Clone)]
 pub struct Site {
-    /// Driver name.
+    /// The name of the driver.
     pub driver: String,
-    /// Which of the driver's files every container gets.
+    /// The capabilities that select the driver's files that every container gets.
     pub capabilities: DriverCapabilities,
-    /// Mounts that the administrator asked for.
+    /// The mounts that the administrator asked for.
     pub mounts: Vec<ExtraMount>,
-    /// Host directory of shares.
+    /// The host directory of shares.
     pub shares_dir: PathBuf,
-    /// Host path of the OCI hook.
+    /// The host path of the OCI hook.
     pub oci_hook: Option<PathBuf>,
 }
 
-/// What of a device is known only when it exists.
+/// The parts of a device's edits that are known only once the device exists.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Nodes {
-    /// The GPU, and the capabilities that open a partition.
+    /// The device node of the GPU, and the capability nodes that open a partition.
     pub devices: Vec<CharDevice>,
-    /// The nodes of the GPU that programs for graphics open.
+    /// The GPU's DRM nodes, which graphics programs open.
     pub drm: Vec<DrmNode>,
-    /// Whether CUDA starts on the GPU with its own driver's libraries alone.
+    /// True if CUDA starts on the GPU only with the installed driver's own libraries.
     pub own_libraries_only: bool,
-    /// How a share's region is mounted.
+    /// The way in which a share's region is mounted.
     pub region: RegionMount,
 }
 
-/// What a container gets of the driver, whatever its devices are.
+/// The parts of the NVIDIA driver that a container gets, whatever its devices are.
 #[derive(Debug, Clone, Copy)]
 pub struct OfDriver<'a> {
-    /// The driver's files, of which [`spec`] takes those that are wanted.
+    /// The driver's files, from which [`spec`] takes those that are wanted.
     pub files: &'a DriverFiles,
-    /// The devices that every result needs.
+    /// The control devices that every result needs.
     pub control: &'a [CharDevice],
 }
 
-/// CDI id of a result.
+/// Returns the CDI id of a result.
 pub fn device_id(driver: &str, result_id: &str) -> String {
     format!("{driver}/{CLASS}={result_id}")
 }
 
-/// CDI id of the edits common to a claim.
+/// Returns the CDI id of the edits common to a claim.
 pub fn common_id(driver: &str, uid: &str) -> String {
     format!("{driver}/{CLASS}={uid}-common")
 }
 
-/// Name of a claim's spec file without suffix.
+/// Returns the name of a claim's spec file without suffix.
 pub fn spec_name(driver: &str, uid: &str) -> String {
     format!("{}{uid}", spec_prefix(driver))
 }
 
-/// What the names of all our spec files start with.
+/// Returns the prefix of the names of all spec files of this driver.
 pub fn spec_prefix(driver: &str) -> String {
     format!("{driver}-{CLASS}-")
 }
 
-/// Whether a spec of ours has HAMi's indexed variables.
+/// Returns true if a spec of this driver has HAMi's indexed variables.
 pub fn is_indexed(spec: &Spec) -> bool {
     let names = spec.devices.iter().flat_map(|device| device.container_edits.environment());
     names.into_iter().any(|(name, _)| name.starts_with(INDEXED_MEMORY_ENV))
 }
 
-/// Whether a device of a spec of ours is a partition that was there before the claim.
+/// Returns true if a device in a spec of this driver is a partition that existed before the claim.
 pub fn is_adopted(edits: &ContainerEdits) -> bool {
     edits.environment().into_iter().any(|(name, _)| name.starts_with(ADOPTED_ENV))
 }
 
-/// The PCI address of a device of a spec of ours that is a GPU of a virtual machine.
+/// Returns the PCI address of a device in a spec of this driver if the device is a GPU of a virtual machine.
 pub fn passed_address(edits: &ContainerEdits) -> Option<String> {
     let mut all = edits.environment().into_iter();
     all.find_map(|(name, value)| name.starts_with(PASSED_ENV).then(|| value.to_owned()))
 }
 
-/// The boot in which a spec of ours was written. Earlier releases do not say.
+/// Returns the boot in which a spec of this driver was written. Specs of earlier releases do not say.
 pub fn boot_id(spec: &Spec) -> Option<String> {
     said(spec, BOOT_ENV)
 }
 
-/// Namespace and name of the claim that a spec of ours is of. Earlier releases do not say.
+/// Returns the namespace and name of the claim that a spec of this driver belongs to. Specs of earlier
+/// releases do not say.
 pub fn claim_name(spec: &Spec) -> Option<(String, String)> {
     said(spec, CLAIM_ENV)?.split_once('/').map(|(namespace, name)| (namespace.to_owned(), name.to_owned()))
 }
@@ -182,8 +186,8 @@ fn said(spec: &Spec, variable: &str) -> Option<String> {
     all.find_map(|(name, value)| (name == variable).then(|| value.to_owned()))
 }
 
-/// Gives hooks of ours without an environment the one that they are to have, and all of them today's path and
-/// timeout. Returns whether anything changed.
+/// Updates the hooks of this driver in a spec. Hooks without an environment get [`HOOK_ENV`]; all hooks get
+/// the current timeout and, if `path` is given, that path. Returns true if anything changed.
 pub fn renew_hooks(spec: &mut Spec, path: Option<&Path>) -> bool {
     let mut changed = false;
     for Hooked { hook, .. } in hooked(spec) {
@@ -207,13 +211,14 @@ pub fn renew_hooks(spec: &mut Spec, path: Option<&Path>) -> bool {
     changed
 }
 
-/// Has the hook of each share say which file or directory every mount of its share is, as `<device>:<inode>:<path in the
-/// container>`, by which the hook finds out whether something else lies over it. Those numbers are the same for whoever
-/// looks, also where the path on the host is not to be reached, as in a user namespace. Returns whether anything
-/// changed.
+/// Tells the hook of each share which file or directory every mount of its share is, as
+/// `<device>:<inode>:<path in the container>`. With this the hook finds out whether something else is mounted
+/// over it. Device and inode are the same for every reader, also where the host path cannot be reached, as in
+/// a user namespace. Returns true if anything changed.
 ///
 /// # Errors
-/// What `identity`, which tells device and inode of a path on the host, fails with. Then nothing has changed.
+/// Fails with the error of `identity`, which returns the device and inode of a path on the host. Nothing has
+/// changed then.
 pub fn tell_mounts<E>(spec: &mut Spec, identity: impl Fn(&str) -> Result<(u64, u64), E>) -> Result<bool, E> {
     let mut told = Vec::new();
     for Hooked { mounts, .. } in hooked(spec).filter(Hooked::is_of_share) {
@@ -235,14 +240,14 @@ pub fn tell_mounts<E>(spec: &mut Spec, identity: impl Fn(&str) -> Result<(u64, u
     Ok(changed)
 }
 
-/// A hook of ours, and the mounts beside it.
+/// A hook of this driver, and the mounts of the same edits.
 struct Hooked<'a> {
     hook: &'a mut Hook,
     mounts: &'a [Mount],
 }
 
 impl Hooked<'_> {
-    /// Whether it sees to the limiter. Only that hook compares mounts.
+    /// Returns true if the hook sets up the limiter. Only that hook compares mounts.
     fn is_of_share(&self) -> bool {
         self.hook.args.get(1).is_some_and(|task| task == SHARE_TASK)
     }
@@ -263,10 +268,10 @@ fn is_ours(hook: &str) -> bool {
     [HOOK, FORMER_HOOK, LATER_HOOK].contains(&hook)
 }
 
-/// The spec of a claim in this boot, to be completed by [`tell_mounts`].
+/// Builds the spec of a claim in this boot, to be completed by [`tell_mounts`].
 ///
 /// # Errors
-/// If the driver's name is not a CDI vendor.
+/// Fails if the driver's name is not a CDI vendor.
 pub fn spec(
     site: &Site,
     driver: OfDriver<'_>,
@@ -332,7 +337,8 @@ fn common(
     edits
 }
 
-/// Lets the container's loader and `ldconfig -p` know the libraries, and what else mounts cannot give.
+/// Builds the hook that makes the libraries known to the container's loader and `ldconfig -p`, and does
+/// whatever else mounts cannot do.
 fn driver_hook(site: &Site, files: &DriverFiles, own_libraries_only: bool) -> Option<Hook> {
     let mut args = vec![DRIVER_TASK.to_owned(), "--version".to_owned(), files.version.clone()?];
     let [dir, _] = container_library_dirs();
@@ -353,14 +359,14 @@ fn driver_hook(site: &Site, files: &DriverFiles, own_libraries_only: bool) -> Op
     Some(hook)
 }
 
-/// Names of the libraries in a directory of the container, not below it.
+/// Returns the names of the libraries directly in a directory of the container, not below it.
 fn names_in<'a>(files: &'a DriverFiles, dir: &'a str) -> impl Iterator<Item = String> + 'a {
     let inside = move |path: &String| Some(path.strip_prefix(dir)?.strip_prefix('/')?.to_owned());
     let paths = files.libraries.iter().flat_map(|file| &file.container);
     paths.filter_map(inside).filter(|name| !name.contains('/'))
 }
 
-/// Makes the links to DRM nodes, which no part of a CDI spec can be.
+/// Builds the hook that makes the links to DRM nodes, which a CDI spec cannot express.
 fn link_hook(site: &Site, drm: &[DrmNode]) -> Option<Hook> {
     let links = drm.iter().flat_map(|node| ["--link".to_owned(), format!("{}:{}", node.target, node.link)]);
     let task = (!drm.is_empty()).then(|| LINK_TASK.to_owned())?;
@@ -369,7 +375,7 @@ fn link_hook(site: &Site, drm: &[DrmNode]) -> Option<Hook> {
     Some(hook)
 }
 
-/// Our hook, where the node has it.
+/// Builds a hook of this driver, or returns `None` if the node has no hook program.
 fn hook(site: &Site, arguments: impl IntoIterator<Item = String>) -> Option<Hook> {
     Some(Hook {
         hook_name: HookName::CreateContainer,
@@ -380,7 +386,8 @@ fn hook(site: &Site, arguments: impl IntoIterator<Item = String>) -> Option<Hook
     })
 }
 
-/// With type and number nothing is looked up on the host. Containers have no reason to make nodes themselves.
+/// Builds a device node. With type and number given, nothing is looked up on the host. Containers have no
+/// reason to make nodes themselves, so `m` is not permitted.
 fn node(device: &CharDevice) -> DeviceNode {
     let mut node = DeviceNode::character(device.path.clone(), device.major, device.minor);
     node.permissions = Some("rw".to_owned());
@@ -421,8 +428,8 @@ fn of_device(
     edits
 }
 
-/// What a program shares with the claim's MPS daemon. CUDA looks for the sockets there also without the variable; every
-/// device of the claim says the same, as there is one daemon.
+/// Adds the variable and mounts that a program shares with the claim's MPS daemon. CUDA looks for the sockets
+/// there also without the variable. Every device of the claim adds the same edits, as there is one daemon.
 fn share_with_daemon(edits: &mut ContainerEdits, daemon: &ClaimDir) {
     edits.set_env("CUDA_MPS_PIPE_DIRECTORY", PIPE_DIR);
     edits.mounts.extend([
@@ -431,7 +438,7 @@ fn share_with_daemon(edits: &mut ContainerEdits, daemon: &ClaimDir) {
     ]);
 }
 
-/// Informational; the quota file is what counts.
+/// Adds informational variables; the quota file is what counts.
 fn share_env(edits: &mut ContainerEdits, uuid: &str, share: &Share, tail: &str, indexed: bool) {
     let Share { consumed, order, .. } = share;
     edits.set_env(

@@ -1,5 +1,5 @@
-//! Events on our Node and on claims. Losing one is no error, but where something hangs on
-//! it: each is also a log line.
+//! Writes events on the Node, on claims and on pods. Losing an event is no error, unless something depends on
+//! it. Events about the node and about pods are also log lines.
 
 use aliquot_model::event::{About, is_as_listed};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -11,25 +11,26 @@ use std::sync::Arc;
 use crate::claim::ClaimRef;
 use crate::reasons::REASONS;
 
-/// Most notes that are remembered.
+/// The largest number of notes that are remembered.
 const NOTES: usize = 256;
 
-/// Object, reason and note of an event.
+/// The object, reason and note of an event.
 type Key = (ObjectReference, String, String);
 
-/// Writes events. Equal ones become a series of one event; others, such as two errors of a GPU or the same
-/// error of two, are events of their own.
+/// The writer of events. Equal events become a series of one event. Others, such as two errors of a GPU or
+/// the same error of two GPUs, are events of their own.
 #[derive(Clone)]
 pub struct Events {
     client: kube::Client,
     reporter: Reporter,
     node: ObjectReference,
-    /// A recorder takes events for equal whose object and reason are, whatever they say, so each note has one.
+    /// A recorder takes events for equal if their object and reason are equal, whatever the note says. So
+    /// each note has its own recorder.
     recorders: Arc<Mutex<VecDeque<(Key, Recorder)>>>,
 }
 
 impl Events {
-    /// Events of this agent.
+    /// Creates the writer of events of this agent.
     pub fn new(client: kube::Client, node: &str) -> Self {
         let reporter =
             Reporter { controller: "aliquot-kubelet-plugin".into(), instance: Some(node.to_owned()) };
@@ -37,15 +38,15 @@ impl Events {
             api_version: Some("v1".into()),
             kind: Some("Node".into()),
             name: Some(node.to_owned()),
-            // As the kubelet does it: `kubectl describe node` looks for the name here.
+            // The kubelet does the same: `kubectl describe node` looks for the name here.
             uid: Some(node.to_owned()),
             ..ObjectReference::default()
         };
         Self { client, reporter, node, recorders: Arc::default() }
     }
 
-    /// The recorder for what an event says about an object. The oldest note is forgotten first: said again it
-    /// is a new event.
+    /// Returns the recorder for an event's note about an object. The oldest note is forgotten first; if it
+    /// comes again, it is a new event.
     fn recorder(&self, event: &Event, about: &ObjectReference) -> Recorder {
         let key = (about.clone(), event.reason.clone(), event.note.clone().unwrap_or_default());
         let mut recorders = self.recorders.lock();
@@ -60,19 +61,19 @@ impl Events {
         recorder
     }
 
-    /// Something about the node that somebody should look at.
+    /// Sends a warning about the node.
     pub fn node_warning(&self, reason: &str, note: String) {
         tracing::warn!(reason, "{note}");
         self.publish(EventType::Warning, reason, note, self.node.clone());
     }
 
-    /// Something about the node worth knowing.
+    /// Sends information about the node.
     pub fn node_normal(&self, reason: &str, note: String) {
         tracing::info!(reason, "{note}");
         self.publish(EventType::Normal, reason, note, self.node.clone());
     }
 
-    /// Something about a claim that somebody should look at.
+    /// Sends a warning about a claim.
     pub fn claim_warning(&self, claim: &ClaimRef, reason: &str, note: String) {
         let reference = ObjectReference {
             api_version: Some("resource.k8s.io/v1".into()),
@@ -85,16 +86,17 @@ impl Events {
         self.publish(EventType::Warning, reason, note, reference);
     }
 
-    /// Something about a pod that somebody should look at.
+    /// Sends a warning about a pod.
     pub fn pod_warning(&self, namespace: &str, name: &str, uid: &str, reason: &str, note: String) {
         tracing::warn!(pod.namespace = namespace, pod.name = name, reason, "{note}");
         self.publish(EventType::Warning, reason, note, pod(namespace, name, uid));
     }
 
-    /// The same, for what must be on record before something is done.
+    /// Sends a warning about a pod and waits until it is written, for a warning that must be on record before
+    /// an action.
     ///
     /// # Errors
-    /// If the API does not take it.
+    /// Fails if the API does not accept the event.
     pub async fn pod_warning_on_record(
         &self,
         namespace: &str,
@@ -121,7 +123,7 @@ impl Events {
     }
 }
 
-/// Whether it is what the table of reasons, from which operators read, says of its reason.
+/// Returns true if the event agrees with the table of reasons, which operators read.
 fn is_listed(event: &Event, about: &ObjectReference) -> bool {
     let kinds = [About::Node, About::Pod, About::ResourceClaim];
     let kind = kinds.into_iter().find(|kind| about.kind.as_deref() == Some(kind.kind()));

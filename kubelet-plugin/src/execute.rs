@@ -1,4 +1,4 @@
-//! Runs steps and their inverses on the node: hardware, directories, CDI specs. No decisions.
+//! Runs steps and their inverses on the node: hardware, directories, CDI specs. It makes no decisions.
 
 mod metadata;
 mod mps;
@@ -9,6 +9,7 @@ mod spec;
 
 pub use spec::Missing;
 
+use crate::device_number_reuse::Reach;
 use crate::devices::{DeviceError, Majors};
 use crate::driver::Driver;
 use crate::edits::{self, Limiter, OfDriver, Ours, Site};
@@ -17,7 +18,6 @@ use crate::ledger::{Ledger, Record};
 use crate::metadata::MetadataError;
 use crate::mps::{Mps, MpsError};
 use crate::plan::{Step, Undo};
-use crate::reach::Reach;
 use crate::selinux::{Existing, LabelError, Labels};
 use crate::share::{self, RegionStorage, ShareError};
 use crate::store::{StoreError, io_error, replace};
@@ -33,66 +33,66 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Why a step or its inverse failed.
+/// The reason why a step or its inverse failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
-    /// The GPU refused.
+    /// The GPU refused an operation.
     #[error(transparent)]
     Gpu(#[from] GpuError),
-    /// Share directories.
+    /// The share directories could not be made.
     #[error(transparent)]
     Share(#[from] ShareError),
-    /// The file system.
+    /// The file system refused an operation.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A label could not be given.
+    /// A SELinux label could not be set.
     #[error(transparent)]
     Label(#[from] LabelError),
-    /// The CDI directory.
+    /// The CDI directory could not be read or written.
     #[error("{0}{tail}", tail = causes(.0))]
     Cdi(#[from] DirError),
-    /// A name that CDI does not allow.
+    /// A name is not allowed by CDI.
     #[error("cannot name a CDI device: {0}")]
     Name(#[from] NameError),
-    /// Device metadata files.
+    /// The device metadata files could not be made.
     #[error(transparent)]
     Metadata(#[from] MetadataError),
-    /// The claim's MPS daemon.
+    /// The claim's MPS daemon could not be started or ended.
     #[error(transparent)]
     Mps(#[from] MpsError),
-    /// Somebody wants nothing to run on a GPU.
+    /// An administrator has prohibited programs on a GPU.
     #[error(
         "GPU {gpu} has compute mode PROHIBITED, which nothing of ours sets: if programs may use it, run nvidia-smi -i {gpu} \
          -c DEFAULT on the node"
     )]
     Prohibited {
-        /// GPU.
+        /// The GPU.
         gpu: GpuUuid,
     },
-    /// The limiter is not on this node.
+    /// The limiter is not installed on this node.
     #[error("the limiter is not installed: no {} with libaliquot_preload.so and libaliquot_core.so; a share without it would have no limit", .0.display())]
     NoLimiter(PathBuf),
     /// The kernel has no device that a container needs.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The kernel lists no capability for an instance.
+    /// The kernel lists no capability for a GPU instance.
     #[error("{} lists no capability for GPU instance {gpu_instance} of GPU {gpu}, so no container could open the partition; reload the NVIDIA driver", path.display())]
     NoCapability {
-        /// GPU.
+        /// The GPU.
         gpu: GpuUuid,
-        /// GPU instance.
+        /// The ID of the GPU instance.
         gpu_instance: u32,
-        /// The list.
+        /// The path of the list.
         path: PathBuf,
     },
-    /// A partition that was just made, or that the claim has as it was, is not there.
+    /// A partition is gone that was just made, or that the claim uses as it was found.
     #[error(
         "the partition at {placement} on GPU {gpu} is gone: the driver was loaded anew, or somebody destroyed it; delete the pods that use the claim, and the partition is made again when the claim is prepared next"
     )]
     PartitionGone {
-        /// GPU.
+        /// The GPU.
         gpu: GpuUuid,
-        /// Place.
+        /// The placement of the partition.
         placement: Placement,
     },
     /// Containers of another claim may open the partition that was made.
@@ -110,42 +110,42 @@ pub enum StepError {
         taken_back.as_ref().map_or_else(String::new, |error| format!("; the change is still pending: {error}"))
     )]
     NeedsReset {
-        /// GPU.
+        /// The GPU.
         gpu: GpuUuid,
-        /// What it was to be.
+        /// True if the mode was to be switched on.
         on: bool,
-        /// Why the change is still pending, if it could not be taken back.
+        /// The error if the pending change could not be taken back.
         taken_back: Option<Box<GpuError>>,
     },
-    /// Something holds the GPU that the driver does not list.
+    /// The GPU is held by something that the driver does not list.
     #[error("{error}. {}", clients_text(clients))]
     Held {
-        /// What the driver said.
+        /// The driver's error.
         error: Box<GpuError>,
-        /// Who has a device node of it open.
+        /// The processes that have a device node of the GPU open.
         clients: Vec<Client>,
     },
-    /// A partition that the claim is to have as it is, is used.
+    /// A partition is in use that the claim is to have as it was found.
     #[error(
         "processes run in the partition at {placement} on GPU {gpu}, which no claim has: {}; end them, or find out which \
          other program gives that partition out",
         list(processes)
     )]
     InUse {
-        /// GPU.
+        /// The GPU.
         gpu: GpuUuid,
-        /// Place.
+        /// The placement of the partition.
         placement: Placement,
-        /// Who runs there.
+        /// The processes in the partition.
         processes: Vec<GpuProcess>,
     },
-    /// A GPU could not be given to a virtual machine, or not taken back.
+    /// A GPU could not be given to a virtual machine, or could not be taken back.
     #[error(transparent)]
     Vfio(#[from] VfioError),
-    /// A step that does not fit its record.
+    /// A step does not fit its record: the record has no passthrough data for the GPU.
     #[error("the checkpoint does not say what GPU {0} is to a virtual machine")]
     NothingToPass(GpuUuid),
-    /// A step that does not fit its record.
+    /// A step does not fit its record: the record has no quota for the share.
     #[error("the checkpoint does not say what share {0} may use")]
     NoQuota(String),
 }
@@ -162,7 +162,7 @@ pub(crate) fn list(processes: &[GpuProcess]) -> String {
     names.join(", ")
 }
 
-/// The chain of causes, as one text.
+/// Returns the chain of causes as one text.
 fn causes(error: &dyn std::error::Error) -> String {
     let mut text = String::new();
     let mut source = error.source();
@@ -175,17 +175,17 @@ fn causes(error: &dyn std::error::Error) -> String {
 
 type Report = dyn Fn(&str) + Send + Sync;
 
-/// Called between any two changes of the node; a test ends the process here.
+/// A hook that is called between any two changes of the node; tests end the process here.
 #[derive(Clone, Default)]
 pub struct Probe(Option<Arc<Report>>);
 
 impl Probe {
-    /// A probe that calls a function.
+    /// Creates a probe that calls a function.
     pub fn new(probe: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(probe)))
     }
 
-    /// Reports a point.
+    /// Reports that a point was reached.
     pub fn at(&self, point: &str) {
         if let Some(probe) = &self.0 {
             probe(point);
@@ -199,34 +199,34 @@ impl fmt::Debug for Probe {
     }
 }
 
-/// The node as steps change it.
+/// The parts of the node that steps change.
 #[derive(Clone)]
 pub struct Machine {
-    /// GPUs.
+    /// The GPUs.
     pub gpus: Arc<dyn Gpus>,
-    /// CDI directory.
+    /// The CDI directory.
     pub cdi: SpecDir,
     /// The driver's files.
     pub driver: Driver,
-    /// Facts for CDI specs.
+    /// The facts of the node for CDI specs.
     pub site: Site,
-    /// What the regions of new shares lie in.
+    /// The storage for the regions of new shares.
     pub regions: RegionStorage,
-    /// MPS daemons.
+    /// The MPS daemons.
     pub mps: Mps,
-    /// SELinux labels of what containers find of ours.
+    /// The SELinux labels of this driver's files in containers.
     pub labels: Labels,
-    /// Directory of limiter releases.
+    /// The directory of limiter releases.
     pub limiter_dir: PathBuf,
-    /// Our data directory.
+    /// The data directory of this driver.
     pub data_dir: PathBuf,
-    /// `/proc`.
+    /// The path of `/proc`.
     pub proc_root: PathBuf,
-    /// `/sys`.
+    /// The path of `/sys`.
     pub sys_root: PathBuf,
-    /// GPUs of virtual machines.
+    /// The GPUs of virtual machines.
     pub vfio: Vfio,
-    /// For tests.
+    /// The probe for tests.
     pub probe: Probe,
 }
 
@@ -240,7 +240,7 @@ impl Machine {
     /// Runs a step. What becomes known by it (a partition's UUID) is noted in the record.
     ///
     /// # Errors
-    /// [`StepError`]; the step's inverse is then still due.
+    /// Fails with [`StepError`]; the step's inverse must then still be run.
     pub fn run(&self, record: &mut Record, step: &Step) -> Result<(), StepError> {
         self.probe.at("before step");
         match step {
@@ -267,10 +267,10 @@ impl Machine {
         Ok(())
     }
 
-    /// Runs an inverse. Right from any state that a crash can leave.
+    /// Runs an inverse. It is right from any state that a crash can leave.
     ///
     /// # Errors
-    /// [`StepError`]; it can be run again.
+    /// Fails with [`StepError`]; the inverse can be run again.
     pub fn undo(
         &self,
         record: &Record,
@@ -280,7 +280,8 @@ impl Machine {
     ) -> Result<(), StepError> {
         self.probe.at("before undo");
         match undo {
-            // What it had set up ended with its boot, and what is there now is of somebody else.
+            // What these steps set up ended with the record's boot; what is there now belongs to another
+            // claim.
             Undo::SettleMig { .. }
             | Undo::DestroyPartition { .. }
             | Undo::ResetTimeSlice { .. }
@@ -290,7 +291,7 @@ impl Machine {
             Undo::DestroyPartition { gpu, placement } => self.destroy(record, gpu, *placement, ledger)?,
             Undo::ResetTimeSlice { gpu } => self.reset_time_slice(record, gpu, ledger),
             Undo::UnbindVfio { gpu, address } => self.unbind_vfio(record, gpu, address, boot_id)?,
-            // Files that stay keep nobody's claim: they are looked for again at the next start.
+            // Files that stay do not keep the claim from being released: the next start looks for them again.
             Undo::RemoveShare { result_id } => {
                 if let Err(error) = share::discard(&self.site.shares_dir, result_id) {
                     tracing::warn!(share = %result_id, %error, "a share's files stay until the agent's next start");
@@ -319,7 +320,8 @@ impl Machine {
                 tracing::info!(gpu.uuid = %gpu, on, "switched MIG mode");
                 Ok(())
             }
-            // A reset at any time later would switch what nobody wants any more.
+            // The pending change is taken back: a reset at any later time would switch a mode that nobody
+            // wants any more.
             Ok(ModeChange::AfterReset) => {
                 let taken_back = self.gpus.set_mig_mode(gpu, before.pending).err();
                 Err(StepError::NeedsReset { gpu: gpu.clone(), on, taken_back: taken_back.map(Box::new) })
@@ -332,8 +334,8 @@ impl Machine {
         }
     }
 
-    /// Whoever removes the last partition switches the mode off. A mode that stays on harms nobody: a
-    /// whole-GPU claim switches it off itself, so failures are only warned of.
+    /// Switches MIG mode off if this was the last partition. A mode that stays on does no harm, because a
+    /// whole-GPU claim switches it off itself. So failures only cause a warning.
     fn settle_mig(&self, record: &Record, gpu: &GpuUuid, ledger: &Ledger) {
         let Record { claim, boot_id, .. } = record;
         if ledger.has_others_here(&claim.uid, gpu, boot_id, |device| device.partition.is_some()) {
@@ -356,13 +358,15 @@ impl Machine {
         }
     }
 
-    /// Whether the driver is not loaded, and no partition exists: also the kernel lists none of its devices.
+    /// Returns true if the driver is not loaded, so that no partition exists. The kernel must list none of
+    /// the driver's devices either.
     fn is_unloaded(&self, error: &GpuError) -> bool {
         let not_listed = |majors: Majors| matches!(majors.gpu(0), Err(DeviceError::NoDriver(_)));
         (error.is_no_driver() || error.is_no_library()) && Majors::read(&self.proc_root).is_ok_and(not_listed)
     }
 
-    /// As with the mode: a time slice that stays is no reason to keep a claim from being released.
+    /// Resets the time slice. As with MIG mode, a time slice that stays does not keep a claim from being
+    /// released.
     fn reset_time_slice(&self, record: &Record, gpu: &GpuUuid, ledger: &Ledger) {
         let Record { claim, boot_id, .. } = record;
         if ledger.has_others_here(&claim.uid, gpu, boot_id, |device| device.time_slice.is_some()) {
@@ -373,16 +377,16 @@ impl Machine {
         }
     }
 
-    /// Whether the claim's CDI spec is there.
+    /// Returns true if the claim's CDI spec is there.
     pub fn has_spec(&self, record: &Record) -> bool {
         let name = edits::spec_name(&self.site.driver, &record.claim.uid);
         self.cdi.list(&name).is_ok_and(|names| names.contains(&name))
     }
 
-    /// The claim's CDI spec from the hardware as it is now.
+    /// Builds the claim's CDI spec from the hardware as it is now.
     ///
     /// # Errors
-    /// [`StepError`] if something that the spec must name is not there.
+    /// Fails with [`StepError`] if something that the spec must name is not there.
     pub fn spec(&self, record: &Record, missing: Missing) -> Result<Spec, StepError> {
         let limiter =
             record.devices.iter().any(|device| device.share.is_some()).then(|| self.limiter()).transpose()?;
@@ -413,17 +417,20 @@ impl Machine {
         Ok(spec)
     }
 
-    /// Labels what containers that start again find of ours. Returns what could not be labelled.
+    /// Labels the existing files that containers get when they start again. Returns the errors of those that
+    /// could not be labelled.
     pub fn label_existing(&self) -> Vec<LabelError> {
         let Self { limiter_dir, data_dir, site, labels, .. } = self;
         Existing { limiter_dir, data_dir, shares: &site.shares_dir }.label(labels)
     }
 
-    /// The limiter of our release, or else the only one that is installed. Its preload file is written
-    /// when it is missing, at a path of its own version, so that running containers keep theirs.
+    /// Finds the limiter of this release, or else the only one that is installed. Its preload file is written
+    /// if it is missing, at a path that contains the limiter's version, so that running containers keep
+    /// theirs.
     ///
     /// # Errors
-    /// [`StepError::NoLimiter`] if there is none, [`StepError::Label`] if containers could not read it.
+    /// Fails with [`StepError::NoLimiter`] if there is none, or [`StepError::Label`] if containers could not
+    /// read it.
     pub fn limiter(&self) -> Result<Limiter, StepError> {
         let (version, host_dir) = find_limiter(&self.limiter_dir)
             .ok_or_else(|| StepError::NoLimiter(self.limiter_dir.join(env!("CARGO_PKG_VERSION"))))?;
@@ -441,14 +448,14 @@ impl Machine {
     }
 }
 
-/// Device and inode of a file or directory.
+/// Returns the device and inode of a file or directory.
 pub(crate) fn identity(path: &str) -> Result<(u64, u64), StoreError> {
     use std::os::unix::fs::MetadataExt;
     let meta = fs::metadata(path).map_err(io_error("look at", Path::new(path)))?;
     Ok((meta.dev(), meta.ino()))
 }
 
-/// Version and directory of the limiter to mount.
+/// Returns the version and directory of the limiter to mount.
 fn find_limiter(dir: &Path) -> Option<(String, PathBuf)> {
     let complete = |path: &Path| path.join(edits::PRELOAD).is_file() && path.join(edits::CORE).is_file();
     let own = dir.join(env!("CARGO_PKG_VERSION"));

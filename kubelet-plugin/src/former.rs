@@ -1,21 +1,23 @@
-//! Who was given a GPU that is no longer here, under a name that now means another.
+//! Finds the claims that were given a GPU that is no longer here, under a name that now means another GPU.
 //!
-//! A device is named after the minor number of its GPU, and a board may be exchanged or renumbered. What was allocated
-//! before is for the GPU from before, and must not get the other one. When that was is not told by clocks, for the
-//! API's and the node's differ:
-//! 1. That the number means another GPU is written down at once, and from then on nothing new is prepared on it.
+//! A device is named after the minor number of its GPU, and a board may be exchanged or renumbered. An
+//! allocation made before is for the former GPU, and must not get the other one. Clocks do not decide what
+//! was before, because those of the API and of the node differ:
+//! 1. The agent records at once that the number means another GPU. From then on nothing new is prepared on
+//!    it.
 //! 2. The pool is published without the GPU, so that nobody allocates it any more.
-//! 3. The API is asked which claims are allocated under the number; they were given the GPU from before. That is
-//!    written down.
-//! 4. The GPU is published. What is allocated from now on is for it, and is prepared.
+//! 3. The API is asked which claims are allocated under the number. These claims were given the former GPU,
+//!    and this is recorded.
+//! 4. The GPU is published. Later allocations are for it, and are prepared.
 //!
-//! A claim is forgotten once it is gone or allocated anew ([`Given::may_be`]), so there are never more than the API gave out of one GPU.
-//! What somebody decided before the second step and writes after the third is taken for new, and is prepared on the GPU
-//! that has the name now. The controller writes within moments. kube-scheduler, in scheduler mode, has a decision in
-//! memory for as long as the pod's volumes take, which may be minutes. No overlap comes of it: such a claim is counted
-//! like any other. But its pod gets another GPU than the one whose attributes were chosen. So does, on a server that
-//! keeps no `allocationTimestamp`, a pod of a shared claim whose former users all went between two looks at it, of
-//! which each refused prepare is one.
+//! A claim is forgotten once it is gone or allocated anew ([`Given::may_be`]), so there are never more claims
+//! than the API gave out of one GPU. An allocation that was decided before the second step and is written
+//! after the third counts as new, and is prepared on the GPU that has the name now. The controller writes
+//! within moments. kube-scheduler, in scheduler mode, has a decision in memory for as long as the pod's
+//! volumes take, which may be minutes. This causes no overlap: such a claim is counted like any other. But
+//! its pod gets another GPU than the one whose attributes were chosen. There is one more such case, on a
+//! server that keeps no `allocationTimestamp`: a pod of a shared claim whose former users all went between
+//! two looks at it (each refused prepare is such a look).
 
 pub use crate::ledger::{Former, Given};
 
@@ -25,10 +27,10 @@ use aliquot_model::{DeviceName, GpuUuid};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Allocations by minor number.
+/// Allocations, by minor number.
 pub type Allocations = BTreeMap<u32, BTreeSet<Given>>;
 
-/// What is allocated of a pool.
+/// Returns the allocations of devices of a pool.
 pub fn allocations<'a>(
     claims: impl IntoIterator<Item = &'a ResourceClaim>,
     driver: &str,
@@ -50,28 +52,28 @@ pub fn allocations<'a>(
 }
 
 impl Ledger {
-    /// Minor numbers of which the API has to be asked before the GPU is published.
+    /// Returns the minor numbers for which the API has to be asked before the GPU is published.
     pub fn not_asked(&self) -> BTreeMap<u32, GpuUuid> {
         let bindings = self.bindings.iter().filter(|(_, binding)| binding.former == Former::NotAsked);
         bindings.map(|(minor, binding)| (*minor, binding.gpu.clone())).collect()
     }
 
-    /// Whether somebody was given a GPU from before.
+    /// Returns true if a claim was given a former GPU.
     pub fn has_former(&self) -> bool {
         self.bindings.values().any(|binding| !binding.former.is_empty())
     }
 
-    /// Notes what the API said after numbers meant these GPUs; forgets who is not given anything any more. Returns
-    /// whether anything changed.
+    /// Notes the API's answer after numbers meant these GPUs, and forgets claims that are not allocated any
+    /// more. Returns true if anything changed.
     pub fn note_former(&mut self, asked: &BTreeMap<u32, GpuUuid>, allocated: &Allocations) -> bool {
         let mut changed = false;
         for (minor, binding) in &mut self.bindings {
             let given = allocated.get(minor).cloned().unwrap_or_default();
             let claims = match &binding.former {
-                // Exchanged once more meanwhile: that has to be asked again.
+                // The GPU was exchanged once more meanwhile: the API has to be asked again.
                 Former::NotAsked if asked.get(minor) != Some(&binding.gpu) => continue,
                 Former::NotAsked => given,
-                // As they are now: consumers come and go.
+                // The present consumers are recorded, because consumers come and go.
                 before => given.into_iter().filter(|now| before.has(now)).collect(),
             };
             let former = Former::Claims(claims);
@@ -81,8 +83,8 @@ impl Ledger {
         changed
     }
 
-    /// Notes who uses an allocation of the GPU from before, so that who comes next is not taken for the first of
-    /// another one. Returns whether anything changed.
+    /// Notes the consumers of an allocation of the former GPU, so that a later consumer is not taken for the
+    /// first one of another allocation. Returns true if anything changed.
     pub fn note_consumers(&mut self, given: &Given) -> bool {
         let mut changed = false;
         for binding in self.bindings.values_mut() {

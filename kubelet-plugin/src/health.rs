@@ -1,8 +1,8 @@
-//! The health of the node's GPUs: found out, kept, told.
+//! Finds out, stores and reports the health of the node's GPUs.
 //!
-//! [`xid`] and [`cause`] say what can be the matter and which taint it makes, [`state`] what is and what ends it; all
-//! three are pure. [`file`] keeps it over restarts, [`monitor`] tells it to events, metrics and the publisher, and
-//! [`service`] to the kubelet.
+//! [`xid`] and [`cause`] define the possible faults and the taint for each. [`state`] holds the present
+//! faults and decides what ends them. All three are pure. [`file`] stores the health over restarts.
+//! [`monitor`] reports it to events, metrics and the publisher, and [`service`] to the kubelet.
 
 pub mod cause;
 pub mod file;

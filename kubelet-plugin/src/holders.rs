@@ -1,5 +1,5 @@
-//! Who has a GPU's device nodes open: clients of the driver that are in none of its lists, such as monitoring and display
-//! servers.
+//! Finds the processes that have a GPU's device nodes open: clients of the driver that are in none of its
+//! lists, such as monitoring and display servers.
 
 use crate::devices::drm;
 use aliquot_model::GpuInfo;
@@ -7,17 +7,17 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 
-/// Most clients that are named.
+/// The largest number of clients that are named.
 const MOST: usize = 8;
 
 /// A process that has a device node open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Client {
-    /// Process id, as this process's `/proc` has it.
+    /// The process ID, as in this process's `/proc`.
     pub pid: u32,
-    /// Name, as far as the kernel tells.
+    /// The name of the process, if the kernel reports it.
     pub name: String,
-    /// Name of the node below `/dev`.
+    /// The name of the node below `/dev`.
     pub node: String,
 }
 
@@ -27,13 +27,14 @@ impl fmt::Display for Client {
     }
 }
 
-/// Who has which node open, as one text.
+/// Formats which client has which node open, as one text.
 pub fn text(clients: &[Client]) -> String {
     let open = clients.iter().map(|client| format!("/dev/{} is open in {client}", client.node));
     open.collect::<Vec<_>>().join(", ")
 }
 
-/// Processes other than this one that have the node of a GPU open that CUDA and NVML use, or one for screens and drawing.
+/// Returns the processes, other than this one, that have a node of a GPU open: the node that CUDA and NVML
+/// use, or a DRM node.
 pub fn of_gpu(proc_root: &Path, sys_root: &Path, gpu: &GpuInfo) -> Vec<Client> {
     let drm = drm::all(sys_root, gpu.pci_bus_id.as_deref());
     let drm = drm.iter().filter_map(|device| device.path.strip_prefix("/dev/").map(str::to_owned));
@@ -41,8 +42,8 @@ pub fn of_gpu(proc_root: &Path, sys_root: &Path, gpu: &GpuInfo) -> Vec<Client> {
     of(proc_root, &nodes)
 }
 
-/// Processes other than this one that have one of `/dev/<node>` open, in a `/dev` of whatever root; at most 8 of them.
-/// Those that cannot be looked into are left out.
+/// Returns the processes, other than this one, that have one of `/dev/<node>` open, in a `/dev` of any root;
+/// at most 8 of them. Processes that cannot be inspected are left out.
 pub fn of(proc_root: &Path, nodes: &[String]) -> Vec<Client> {
     let own = std::process::id();
     let entries = fs::read_dir(proc_root).into_iter().flatten().flatten();
@@ -56,7 +57,7 @@ pub fn of(proc_root: &Path, nodes: &[String]) -> Vec<Client> {
     holders.take(MOST).collect()
 }
 
-/// The first of these nodes that a process has open.
+/// Returns the first of these nodes that a process has open.
 fn opened<'a>(process: &Path, nodes: &'a [String]) -> Option<&'a str> {
     let files = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
     let targets: Vec<_> = files.filter_map(|file| fs::read_link(file.path()).ok()).collect();

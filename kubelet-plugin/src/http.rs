@@ -1,4 +1,4 @@
-//! `/healthz`, `/readyz` and `/metrics`.
+//! Serves `/healthz`, `/readyz` and `/metrics`.
 
 use crate::metrics::Metrics;
 use crate::notice;
@@ -16,43 +16,44 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// What readiness is made of. Each is named in the answer of `/readyz` until it is there.
+/// The conditions of readiness. The answer of `/readyz` names each condition that is not met.
 #[derive(Debug, Default)]
 pub struct Readiness {
-    /// NVML was opened, and a GPU's facts could be asked for.
+    /// True if NVML was opened, and a GPU's facts could be asked for.
     pub gpus: AtomicBool,
-    /// NVML is closed because the GPU operator asks for the driver: nobody waits for it to be opened.
+    /// True while NVML is closed because the GPU operator asks for the driver; readiness does not wait for it
+    /// then.
     pub paused: AtomicBool,
-    /// The node has no GPU: there is nothing to open and nothing to publish.
+    /// True if the node has no GPU: there is nothing to open and nothing to publish.
     pub bare: AtomicBool,
-    /// The kubelet registered us.
+    /// True if the kubelet has registered the plugin.
     pub registered: AtomicBool,
-    /// Slices are published, or another instance of ours publishes them.
+    /// True if slices are published, or another instance of the agent publishes them.
     pub published: AtomicBool,
-    /// Calls to the driver; those that are late are named by `/healthz`.
+    /// The calls to the driver; `/healthz` names those that are late.
     pub calls: Calls,
-    /// What else `/healthz` names.
+    /// The other notes for `/healthz`.
     pub notes: Notes,
 }
 
-/// What is not as it should be, and no reason to end: named by `/healthz`.
+/// Problems that `/healthz` names and that are no reason to end.
 #[derive(Debug, Clone, Default)]
 pub struct Notes(Arc<Mutex<BTreeMap<&'static str, Vec<String>>>>);
 
 impl Notes {
-    /// What there is to say about a matter from now on.
+    /// Replaces the notes about a matter.
     pub fn set(&self, about: &'static str, notes: Vec<String>) {
         self.0.lock().insert(about, notes);
     }
 
-    /// All of them.
+    /// Returns all notes.
     pub fn all(&self) -> Vec<String> {
         self.0.lock().values().flatten().cloned().collect()
     }
 }
 
 impl Readiness {
-    /// What is missing.
+    /// Returns the conditions that are not met.
     pub fn missing(&self) -> Vec<&'static str> {
         let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
         let parts = [
@@ -70,7 +71,8 @@ struct Shared {
     metrics: Metrics,
 }
 
-/// Serves until cancelled; metrics here, or at a port of their own to those who may read them, as a client is told.
+/// Serves until cancelled. Metrics are served here, or at a separate port for clients that may read them; a
+/// client that asks here is then told of that port.
 pub async fn serve(
     listener: TcpListener,
     readiness: Arc<Readiness>,
@@ -99,9 +101,10 @@ pub async fn serve(
     tokio::join!(pages, scraped);
 }
 
-/// Alive as long as it answers. A call that the driver does not answer is named, but no reason to fail: a
-/// restart does not bring the driver back, the thread in it may keep the old process from ending, and the
-/// other GPUs are served meanwhile. `gpu_stuck` among the metrics is what to alert on.
+/// Answers `/healthz`: the agent is alive as long as it answers. A call that the driver does not answer is
+/// named, but is no reason to fail. A restart does not bring the driver back, the thread in the call may keep
+/// the old process from ending, and the other GPUs are served meanwhile. Alerts should use the metric
+/// `gpu_stuck`.
 async fn healthy(State(shared): State<Shared>) -> String {
     let stuck = shared.readiness.calls.stuck();
     let lines = std::iter::once("ok".to_owned()).chain(stuck.iter().map(notice::stuck));

@@ -1,4 +1,5 @@
-//! Watches the node's GPUs: gathers hardware and ledger, listens for errors, reports what cannot be read.
+//! Watches the node's GPUs: combines hardware and ledger, listens for errors, and reports GPUs that cannot be
+//! read.
 
 mod bus;
 mod follow;
@@ -34,36 +35,37 @@ use tokio_util::sync::CancellationToken;
 use told::Told;
 
 const DEBOUNCE: Duration = Duration::from_millis(50);
-/// Look at least this often while the driver does not answer, which it may do at any time, or while a CDI spec may name
-/// other devices than it should.
+/// The longest interval between looks while the driver does not answer (it may answer again at any time), or
+/// while a CDI spec may name other devices than it should.
 const AWAY: Duration = Duration::from_secs(5);
-/// From one look to the next because of a change of the ledger; less where the interval is short.
+/// The shortest interval between looks that are caused by changes of the ledger; less if the look interval is
+/// short.
 const REST: Duration = Duration::from_secs(1);
-/// Most errors of GPUs that wait to be taken in.
+/// The largest number of GPU errors that wait to be handled.
 const WAITING: usize = 64;
-/// What `/healthz` says of the driver.
+/// The name of the driver's entry in `/healthz`.
 pub(crate) const NOTE: &str = "driver";
 
-/// The task.
+/// The task that watches the GPUs.
 #[derive(Debug)]
 pub struct Watcher {
     /// The node.
     pub node: Arc<Node>,
-    /// Metrics.
+    /// The metrics.
     pub metrics: Metrics,
-    /// Events.
+    /// The event recorder.
     pub events: Events,
-    /// Where the result goes.
+    /// The channel for the result of each look.
     pub overview: watch::Sender<Arc<Overview>>,
-    /// Where the GPUs' health is held.
+    /// The health of the GPUs.
     pub health: Monitor,
-    /// Where `/sys` is.
+    /// The path of `/sys`.
     pub sys_root: PathBuf,
-    /// What `/healthz` names, and whether NVML was opened.
+    /// The state for `/healthz`: its notes, and whether NVML was opened.
     pub readiness: Arc<Readiness>,
-    /// Wakes us after a change of the ledger.
+    /// Notified after a change of the ledger.
     pub changed: Arc<Notify>,
-    /// Look at least this often.
+    /// The longest interval between looks.
     pub interval: Duration,
 }
 
@@ -107,7 +109,8 @@ impl Watcher {
                         () = &mut changed => break,
                         () = &mut due => break,
                         Some(event) = errors.recv() => {
-                            // All that wait, so that a GPU whose programs fault all the time holds up no other's.
+                            // All waiting errors are handled together, so that a GPU whose programs fault all
+                            // the time does not delay the errors of others.
                             let waiting = std::iter::from_fn(|| errors.try_recv().ok()).take(WAITING);
                             let all: Vec<GpuEvent> = std::iter::once(event).chain(waiting).collect();
                             let mut taints = false;
@@ -125,14 +128,15 @@ impl Watcher {
         }
     }
 
-    /// Until the ledger was changed, and the node had rest from the last look: while claims come and go one after the
-    /// other, reading all GPUs for each of them would hold them up.
+    /// Waits until the ledger was changed and the node has rested from the last look. While claims come and
+    /// go one after the other, reading all GPUs for each of them would hold the claims up.
     async fn changed_after(&self, rested: Instant) {
         self.changed.notified().await;
         tokio::time::sleep_until(rested).await;
     }
 
-    /// One look; `None` if lock or checkpoint could not be had.
+    /// Makes one look. Returns `None` if the lock or the checkpoint is not available, or if NVML is closed
+    /// for a moment.
     async fn look(&self, reported: &mut BTreeSet<String>, listeners: &Listeners) -> Option<Arc<Overview>> {
         let (node, metrics) = (Arc::clone(&self.node), self.metrics.clone());
         let looked = tokio::task::spawn_blocking(move || {
@@ -158,8 +162,8 @@ impl Watcher {
         let unreadable = overview.inventory.iter().flat_map(|inventory| &inventory.unreadable);
         let mut errors = error.iter().chain(unreadable.map(|gpu| &gpu.error));
         if errors.any(GpuError::is_let_go) && self.node.wish.label().is_none() {
-            // Closed by ourselves for a moment, while a GPU goes to a virtual machine or comes back: whoever did that
-            // wakes us, and what was seen before stays.
+            // This agent closed NVML for a moment, while a GPU goes to a virtual machine or comes back. The
+            // task that closed it wakes this one, and the earlier result stays.
             return None;
         }
         let unheard: BTreeSet<GpuUuid> = listeners.unheard().difference(&overview.passed).cloned().collect();
@@ -170,7 +174,7 @@ impl Watcher {
         let opened = &self.readiness.gpus;
         opened.fetch_or(overview.inventory.is_some(), Ordering::Relaxed);
         let was_open = opened.load(Ordering::Relaxed);
-        // One that had GPUs and has none on its bus has lost them, and somebody has to know.
+        // A node that had GPUs and has none on its bus has lost them, and this must be reported.
         let had = !overview.absent.is_empty()
             || !overview.ledger.claims.is_empty()
             || !overview.ledger.bindings.is_empty();
@@ -189,13 +193,13 @@ impl Watcher {
         self.readiness.notes.set(NOTE, note.into_iter().collect());
         if let Some(away) = away {
             seen.insert(away);
-            // Who asked for it knows.
+            // The administrator asked for it, so there is no event.
             if !planned {
                 self.say_once(reported, &seen, reasons::NVML_UNAVAILABLE);
             }
         } else if let Some(inventory) = &overview.inventory {
             seen.extend(inventory.unreadable.iter().map(|gpu| {
-                // One that is lost does not tell who it is.
+                // A lost GPU does not report its UUID.
                 let last = overview.absent.iter().find(|last| last.info.index == gpu.index);
                 let uuid = gpu.uuid.as_ref().or_else(|| last.map(|last| &last.info.uuid));
                 let name = uuid.map(|uuid| format!(" {uuid}")).unwrap_or_default();
@@ -221,7 +225,7 @@ impl Watcher {
         Some(overview)
     }
 
-    /// What the look says of the GPUs' health.
+    /// Takes the look into the GPUs' health.
     fn note_health(
         &self,
         overview: &Overview,
@@ -241,7 +245,7 @@ impl Watcher {
         self.health.change(|health, xids| health.look(&look, xids));
     }
 
-    /// Damage and loss of the checkpoint, and what a newer release left in it.
+    /// Reports damage and loss of the checkpoint, and what a newer release left in it.
     fn say_state(&self, reported: &BTreeSet<String>, seen: &mut BTreeSet<String>, overview: &Overview) {
         for damage in self.node.store.take_damage() {
             self.events.node_warning(reasons::CHECKPOINT_DAMAGED, notice::damage(&damage));
@@ -298,7 +302,7 @@ impl Watcher {
         }
     }
 
-    /// Takes in an error of a GPU, and says what is made of it.
+    /// Takes in an error of a GPU. Returns the verdict on it.
     fn fault(&self, event: &GpuEvent, told: &mut Told) -> Verdict {
         let fault = match event.kind {
             EventKind::Xid(number) => format!("xid-{number}"),
@@ -314,7 +318,7 @@ impl Watcher {
             EventKind::EccSingleBit | EventKind::Other(_) => Verdict::Ignore,
         };
         self.health.change(|health, xids| health.event(event, xids, Timestamp::now()));
-        // A program can fault as often as it likes.
+        // The number of events is limited, as a program can fault as often as it likes.
         if told.is_due((gpu, fault.clone()), Instant::now()) {
             self.events.node_warning(
                 reasons::GPU_ERROR,
@@ -325,8 +329,8 @@ impl Watcher {
     }
 }
 
-/// What the GPUs say of their health, all at the same time: one that hangs holds up none of the others. Those that do
-/// not answer say nothing.
+/// Reads the health that the GPUs report, all at the same time, so that a GPU that hangs does not delay the
+/// others. GPUs that do not answer are left out.
 fn health_of(
     gpus: &dyn Gpus,
     inventory: &Inventory,
@@ -351,7 +355,8 @@ fn health_of(
     })
 }
 
-/// Whether all GPUs of a node with several are said to be lost: then it is more likely the library's fault.
+/// Returns true if all GPUs of a node with several are reported as lost: then the library is more likely to
+/// be at fault.
 fn all_lost(inventory: &Inventory) -> bool {
     let lost = inventory.unreadable.iter().filter(|gpu| gpu.error.is_lost()).count();
     inventory.gpus.is_empty() && lost > 1 && lost == inventory.unreadable.len()

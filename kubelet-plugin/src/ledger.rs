@@ -1,7 +1,8 @@
-//! What this node holds for which claim: the data of the checkpoint and the rules over it. Pure.
+//! The record of what this node holds for each claim: the data of the checkpoint and the rules over it. Pure:
+//! it does no I/O.
 //!
-//! The ledger is the last line of defence (design.md, "Who allocates", rule 8): whatever an allocator
-//! or a race says, nothing is prepared that overlaps something prepared.
+//! The ledger is the last line of defence (design.md, "Who allocates", rule 8): whatever an allocator or a
+//! race says, nothing is prepared that overlaps something already prepared.
 
 // The fuzzer of the checkpoint has this file without the rest of the agent (`e2e/fuzz`).
 #[path = "ledger/device_number.rs"]
@@ -38,22 +39,22 @@ use aliquot_model::{
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How far a claim is.
+/// The progress of a claim on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
-    /// Steps may have run, any number of them. After a crash they are all undone.
+    /// Any number of the steps may have run. After a crash they are all undone.
     Started,
-    /// Everything is done; the answer to the kubelet can be given again.
+    /// All steps are done; the same answer can be given to the kubelet again.
     Completed,
-    /// Undoing may have run, any part of it. After a crash it is run again.
+    /// Any part of the undoing may have run. After a crash it is run again.
     Unpreparing,
-    /// It was completed in an earlier boot and could not be prepared again yet: nothing of it exists,
-    /// but the claim keeps its place until it is prepared again or unprepared.
+    /// The claim was completed in an earlier boot and could not be prepared again yet. Nothing of it exists
+    /// on the node, but the claim keeps its place until it is prepared again or unprepared.
     Lost,
 }
 
 impl State {
-    /// For messages.
+    /// Returns the state in words, for messages.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Started => "being prepared",
@@ -64,45 +65,45 @@ impl State {
     }
 }
 
-/// What the controller wrote of keeping a claim's devices without a pod. A claim that it says nothing of
-/// gives everything back when the kubelet asks.
+/// The controller's decision to keep a claim's devices without a pod. A claim without one gives everything
+/// back when the kubelet asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Retention {
-    /// When the kubelet gives the claim back, its GPU instances stay.
+    /// The claim's GPU instances stay when the kubelet unprepares the claim.
     Keep,
-    /// The kubelet gave it back; only its GPU instances are left.
+    /// The kubelet unprepared the claim; only its GPU instances are left.
     Parked {
-        /// Second of Unix time at which they go, whatever the API says.
+        /// Unix time in seconds at which the GPU instances are removed, whatever the API says.
         until: i64,
     },
 }
 
-/// What a device holds of its GPU, in the checkpoint's words.
+/// The part of its GPU that a device holds, as written in the checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Held {
-    /// All of it, alone. `mps` is the word of releases that could not give GPUs out through MPS yet.
+    /// The whole GPU, exclusively. Releases that could not yet give GPUs out through MPS wrote `mps`.
     #[serde(alias = "mps")]
     Whole,
     /// A partition.
     Partition(Placement),
-    /// Shares of a partition. A release that does not know this takes the whole GPU for held.
+    /// Shares of a partition. A release that does not know this variant counts the whole GPU as held.
     #[serde(rename_all = "camelCase")]
     SharedPartition {
-        /// Profile's lgip id.
+        /// The profile's ID, as `nvidia-smi mig -lgip` lists it.
         profile_id: u32,
-        /// Where it lies.
+        /// The placement of the partition.
         placement: Placement,
     },
-    /// Shares of it.
+    /// Shares of the whole GPU.
     Share,
-    /// Time slices of it.
+    /// Time slices of the whole GPU.
     TimeSlice,
 }
 
 impl Held {
-    /// From the model's word.
+    /// Converts from the model's [`Holding`].
     pub const fn from_holding(holding: Holding) -> Self {
         match holding {
             Holding::Whole => Self::Whole,
@@ -115,7 +116,7 @@ impl Held {
         }
     }
 
-    /// To the model's word.
+    /// Converts to the model's [`Holding`].
     pub const fn holding(self) -> Holding {
         match self {
             Self::Whole => Holding::Whole,
@@ -129,56 +130,56 @@ impl Held {
     }
 }
 
-/// A partition of a claim.
+/// A MIG partition that a claim holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Partition {
-    /// Profile's lgip id.
+    /// The profile's ID, as `nvidia-smi mig -lgip` lists it.
     pub profile_id: u32,
-    /// Profile's name.
+    /// The profile's name.
     pub profile: ProfileName,
-    /// Where it lies.
+    /// The placement of the partition on its GPU.
     pub placement: Placement,
-    /// It existed before and is given back, not destroyed.
+    /// True if the partition existed before the claim; it is then given back, not destroyed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adopted: bool,
-    /// UUID of the MIG device, known once it exists.
+    /// The UUID of the MIG device, known once the device exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<MigUuid>,
 }
 
-/// What a share may use at the moment.
+/// The limits of a share that are in force at the moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Limit {
-    /// Bytes of memory.
+    /// Bytes of GPU memory.
     pub memory_bytes: u64,
     /// Percent of compute; 0 is best effort.
     pub cores_percent: u8,
 }
 
-/// Quota of a share.
+/// The quota of a share.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Share {
-    /// What it was allocated.
+    /// The capacity that the scheduler allocated to the share.
     pub consumed: Consumed,
-    /// What the controller granted instead; absent if that is what it was allocated.
+    /// The limit that the controller granted instead; absent if the allocated capacity is the limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub granted: Option<Limit>,
-    /// Hard or soft.
+    /// The compute policy, hard or soft.
     pub compute_policy: ComputePolicy,
-    /// Order of borrowers.
+    /// The priority of the share among those that borrow compute.
     pub priority: i8,
-    /// When the limiter cannot work.
+    /// The behaviour when the limiter cannot work.
     pub fail_mode: FailMode,
-    /// Bytes of managed memory on top of the memory; 0 is none.
+    /// Bytes of managed memory on top of the share's GPU memory; 0 is none.
     #[serde(default, skip_serializing_if = "none")]
     pub oversubscribe_bytes: u64,
-    /// Position among the claim's devices, for indexed variables.
+    /// The position among the claim's devices, for indexed variables.
     pub order: u16,
-    /// While the claim is prepared: its files were there before, left of a record that was lost. A pod may be running
-    /// with them, so they are not undone.
+    /// True if the share's files were already there while the claim was prepared, left from a record that was
+    /// lost. A pod may be running with these files, so they are not undone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub found: bool,
 }
@@ -188,7 +189,7 @@ fn none(bytes: &u64) -> bool {
 }
 
 impl Share {
-    /// What it may use at the moment.
+    /// Returns the limit that is in force at the moment.
     pub const fn limit(&self) -> Limit {
         match self.granted {
             Some(limit) => limit,
@@ -199,61 +200,61 @@ impl Share {
     }
 }
 
-/// One allocation result of a claim as this node holds it.
+/// One allocation result of a claim, as this node holds it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Device {
-    /// Names CDI device, directories and mounts.
+    /// The result's ID, which names the CDI device, directories and mounts.
     pub result_id: String,
-    /// Request as in the result.
+    /// The request, as in the result.
     pub request: String,
-    /// Pool.
+    /// The pool.
     pub pool: String,
-    /// Device name.
+    /// The name of the device.
     pub device: String,
-    /// Share id.
+    /// The share ID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_id: Option<String>,
-    /// GPU that the name meant when the claim was prepared first. Binding for ever.
+    /// The GPU that the name meant when the claim was first prepared. This binding never changes.
     pub gpu: GpuUuid,
-    /// What it holds; nothing for admin access.
+    /// The part of the GPU that is held; `None` for admin access.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held: Option<Held>,
-    /// Partition, if it is one.
+    /// The partition, if the device is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition: Option<Partition>,
-    /// What it takes of a shareable device.
+    /// The capacity consumed of a shareable device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consumed: Option<Consumed>,
-    /// Quota, if it is a share.
+    /// The quota, if the device is a share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<Share>,
-    /// Time slice that the claim asked for.
+    /// The time slice that the claim asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_slice: Option<TimeSliceInterval>,
-    /// MPS settings, if it is given through MPS.
+    /// The MPS settings, if the device is given out through MPS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mps: Option<MpsConfig>,
-    /// Which of the driver's files it asked for on top of the usual ones.
+    /// The driver's files that the claim asked for on top of the usual ones.
     #[serde(default, skip_serializing_if = "DriverCapabilities::is_empty")]
     pub driver_capabilities: DriverCapabilities,
-    /// The GPU, if it is given to a virtual machine.
+    /// The GPU, if it is passed through to a virtual machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passed: Option<Box<Passed>>,
 }
 
 impl Device {
-    /// The device's parsed name; ours always parse.
+    /// Returns the device's parsed name; names of this driver always parse.
     pub fn name(&self) -> Option<DeviceName> {
         DeviceName::parse(&self.device)
     }
 
-    /// What it is.
+    /// Returns the kind of the device.
     pub fn kind(&self) -> Option<DeviceKind> {
         self.name().map(|name| name.kind())
     }
 
-    /// What identifies the result in the claim.
+    /// Returns the key that identifies the result in the claim.
     pub fn key(&self) -> ResultKey {
         ResultKey {
             request: self.request.clone(),
@@ -264,11 +265,11 @@ impl Device {
     }
 }
 
-/// Device metadata files of a claim ([`crate::metadata`]).
+/// The device metadata files of a claim ([`crate::metadata`]).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Metadata {
-    /// What its pod calls the claim, if it was made from a template.
+    /// The name that the pod's spec gives the claim, if the claim was made from a template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_claim_name: Option<String>,
 }
@@ -279,52 +280,53 @@ pub struct Metadata {
 pub struct Record {
     /// The claim.
     pub claim: ClaimRef,
-    /// How far it is.
+    /// The claim's progress.
     pub state: State,
-    /// Boot in which it was prepared.
+    /// The boot in which the claim was prepared.
     pub boot_id: String,
-    /// Seconds since the epoch at which it was prepared.
+    /// Unix time in seconds at which the claim was prepared.
     pub since: i64,
-    /// Its devices.
+    /// The claim's devices.
     pub devices: Vec<Device>,
-    /// Whether HAMi's indexed variables are written (the claim is its containers' only one).
+    /// True if HAMi's indexed variables are written (the claim is its containers' only one).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub indexed_env: bool,
-    /// Device metadata files, if its containers get them. An older release answers without, and leaves them to the next
-    /// newer one to remove.
+    /// The device metadata files, if the claim's containers get them. An older release answers without them,
+    /// and leaves them for the next newer release to remove.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Metadata>,
-    /// What it is charged for.
+    /// The usage that the claim is charged for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub charge: Option<Charge>,
-    /// When the kubelet asked first to give it back, in seconds since the epoch.
+    /// Unix time in seconds at which the kubelet first asked to unprepare the claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<i64>,
-    /// Whether it is kept without a pod. An older release takes a parked claim for a prepared one.
+    /// The controller's decision to keep the claim without a pod. An older release takes a parked claim for a
+    /// prepared one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention: Option<Retention>,
-    /// Whether the kubelet was ever told that it is prepared.
+    /// True if the kubelet was ever told that the claim is prepared.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub confirmed: bool,
-    /// Numbers of all devices that its CDI spec has named since it was prepared: its containers keep those that they
-    /// were started with.
+    /// The numbers of all devices that the claim's CDI spec has named since the claim was prepared.
+    /// Containers keep the device numbers that they were started with.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub numbers: BTreeSet<DeviceNumber>,
-    /// What was done, in order; the inverses in reverse order undo it.
+    /// The steps that were done, in order; their inverses in reverse order undo them.
     pub steps: Vec<Step>,
-    /// What a newer release wrote beside it.
+    /// Fields that a newer release wrote into the record.
     #[serde(skip)]
     pub extra: Surplus,
 }
 
 impl Record {
-    /// What identifies its results.
+    /// Returns the keys that identify the claim's results.
     pub fn keys(&self) -> Vec<ResultKey> {
         self.devices.iter().map(Device::key).collect()
     }
 
-    /// Until when its GPU instances stay, if only they are left: for its next pod, or because they could
-    /// not be removed yet.
+    /// Returns the Unix time in seconds until which the claim's GPU instances stay, if only they are left:
+    /// for its next pod, or because they could not be removed yet.
     pub const fn parked_until(&self) -> Option<i64> {
         match self.retention {
             Some(Retention::Parked { until }) => Some(until),
@@ -332,63 +334,63 @@ impl Record {
         }
     }
 
-    /// Whether only its GPU instances are left, for its next pod.
+    /// Returns true if only the claim's GPU instances are left, kept for its next pod.
     pub const fn is_parked(&self) -> bool {
         self.parked_until().is_some() && matches!(self.state, State::Completed)
     }
 
-    /// Whether it has GPU instances that were made for it.
+    /// Returns true if GPU instances were made for the claim.
     pub fn has_instances(&self) -> bool {
         self.steps.iter().any(|step| matches!(step, Step::CreatePartition { .. }))
     }
 
-    /// How far it is, for messages.
+    /// Returns the claim's progress in words, for messages.
     pub const fn standing(&self) -> &'static str {
         if self.is_parked() { "kept for its next pod" } else { self.state.as_str() }
     }
 }
 
-/// Which GPU a minor number means.
+/// The GPU that a minor number means.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Binding {
     /// The GPU.
     pub gpu: GpuUuid,
-    /// Who was given the GPU that it meant before.
+    /// The claims that were given the GPU that the number meant before.
     #[serde(default, skip_serializing_if = "Former::is_empty")]
     pub former: Former,
 }
 
-/// Everything that this node holds. How it is written down: [`crate::checkpoint`].
+/// Everything that this node holds. [`crate::checkpoint`] defines how it is written to disk.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Ledger {
-    /// By claim UID.
+    /// Records, by claim UID.
     pub claims: BTreeMap<String, Record>,
     /// Records that only a newer release understands, by claim UID.
     pub newer: BTreeMap<String, NewerRecord>,
-    /// By minor number.
+    /// The GPU that each minor number means, by minor number.
     pub bindings: BTreeMap<u32, Binding>,
-    /// What was released and is not acknowledged.
+    /// Releases that are not acknowledged yet.
     pub releases: Releases,
-    /// Set from the loss of a checkpoint until everything is accounted for again.
+    /// Set when a checkpoint is lost, until everything is accounted for again.
     pub lost: Option<Lost>,
-    /// What a newer release wrote beside it.
+    /// The rest of the checkpoint that a newer release wrote.
     pub beside: Beside,
 }
 
-/// What of a checkpoint only a newer release understands, apart from claims.
+/// The parts of a checkpoint, apart from claims, that only a newer release understands.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Beside {
-    /// Version of the format that it wrote, if that is higher than ours.
+    /// The version of the format that the newer release wrote, if it is higher than this release's.
     pub version: Option<u32>,
-    /// The release that wrote it.
+    /// The release that wrote the parts.
     pub release: Option<String>,
-    /// Parts of the checkpoint, as they are on disk.
+    /// The parts of the checkpoint, as they are on disk, by name.
     pub parts: BTreeMap<String, String>,
 }
 
 impl Beside {
-    /// Takes in what was noted beside it later.
+    /// Merges the parts that were noted later; what is already here wins.
     fn take_in(&mut self, meanwhile: Self) {
         self.version = self.version.max(meanwhile.version);
         self.release = self.release.take().or(meanwhile.release);
@@ -397,33 +399,33 @@ impl Beside {
         }
     }
 
-    /// The release that wrote what is not understood, for people.
+    /// Returns the release that wrote the parts, or a placeholder for people.
     pub fn release_or_unknown(&self) -> &str {
         self.release.as_deref().unwrap_or("(newer, it does not say which)")
     }
 }
 
-/// Who holds a device.
+/// The claim that holds a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Holder<'a> {
     /// The claim.
     pub claim: &'a ClaimRef,
-    /// How far it is, for messages.
+    /// The claim's progress, for messages.
     pub standing: &'static str,
 }
 
 impl Ledger {
-    /// Whether the checkpoint has anything of this claim.
+    /// Returns true if the checkpoint has a record of this claim.
     pub fn has(&self, uid: &str) -> bool {
         self.claims.contains_key(uid) || self.newer.contains_key(uid)
     }
 
-    /// Whether there is anything that only a newer release understands.
+    /// Returns true if the checkpoint has anything that only a newer release understands.
     pub fn has_newer(&self) -> bool {
         !self.newer.is_empty() || !self.beside.parts.is_empty()
     }
 
-    /// All devices that are held, and who holds them.
+    /// Returns all devices that are held, each with its holder.
     pub fn held(&self) -> impl Iterator<Item = (Holder<'_>, &Device)> {
         let known = self.claims.values().flat_map(|record| {
             let holder = Holder { claim: &record.claim, standing: record.standing() };
@@ -436,7 +438,7 @@ impl Ledger {
         known.chain(newer)
     }
 
-    /// Devices of other claims on a GPU.
+    /// Returns the devices that other claims hold on a GPU.
     pub fn others<'a>(
         &'a self,
         uid: &'a str,
@@ -445,17 +447,17 @@ impl Ledger {
         self.held().filter(move |(holder, device)| holder.claim.uid != uid && &device.gpu == gpu)
     }
 
-    /// Whether a claim has all of a GPU, alone.
+    /// Returns true if a claim holds the whole GPU exclusively.
     pub fn is_held_whole(&self, gpu: &GpuUuid) -> bool {
         self.held().any(|(_, device)| &device.gpu == gpu && device.held == Some(Held::Whole))
     }
 
-    /// Whether any claim has a partition that covers this instance.
+    /// Returns true if any claim may hold a partition that overlaps this instance.
     pub fn knows(&self, live: &LiveMig) -> bool {
         self.knows_beside("", live)
     }
 
-    /// The same of all claims but one.
+    /// Returns true if any claim except `uid` may hold a partition that overlaps this instance.
     pub fn knows_beside(&self, uid: &str, live: &LiveMig) -> bool {
         let known = self
             .claims
@@ -468,7 +470,7 @@ impl Ledger {
         known || self.newer.values().any(|record| record.may_have(live))
     }
 
-    /// Whether a claim has an instance that was there before it.
+    /// Returns true if a claim holds this instance and it existed before the claim.
     pub fn has_adopted(&self, live: &LiveMig) -> bool {
         let devices = self.claims.values().flat_map(|record| &record.devices);
         let partitions =
@@ -476,7 +478,7 @@ impl Ledger {
         partitions.into_iter().any(|partition| partition.adopted && partition.placement == live.placement)
     }
 
-    /// Notes which GPU each minor number means now. Returns whether anything changed.
+    /// Records the GPU that each minor number means now. Returns true if a binding changed.
     pub fn bind(&mut self, gpus: impl IntoIterator<Item = (u32, GpuUuid)>) -> bool {
         let mut changed = false;
         for (minor, gpu) in gpus {

@@ -1,9 +1,9 @@
-//! Limits of shares that change while the shares run: what the ledger can hold of what the controller says.
-//! Pure.
+//! Changes the limits of shares while the shares run: takes in those limits from the controller that the
+//! ledger can hold. Pure: it does no I/O.
 //!
-//! What is granted beyond an allocation is reserved by other claims on the same device, which are never
-//! prepared, so the sum over the ledger still is what the GPU gives out. A limit that would make it more
-//! is refused, and the share keeps the one that it has.
+//! Capacity that is granted beyond an allocation is reserved by other claims on the same device, which are
+//! never prepared. So the sum over the ledger is still what the GPU gives out. A limit that would exceed it
+//! is refused, and the share keeps the limit that it has.
 
 mod follow;
 
@@ -14,21 +14,21 @@ use crate::plan::shared_bytes;
 use aliquot_model::GpuInfo;
 use aliquot_model::limits::{Refused, ShareLimit, ShareName};
 
-/// What became of what the controller said.
+/// The result of applying the controller's limits.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Verdict {
-    /// Whether the ledger is another one now.
+    /// True if the ledger has changed.
     pub changed: bool,
-    /// Whether the memory of a share was lowered.
+    /// True if the memory of a share was lowered.
     pub lowered: bool,
-    /// What cannot be held.
+    /// The limits that cannot be held.
     pub refused: Vec<Refused>,
 }
 
-/// A share in the ledger.
+/// A share in the ledger: the UID of its claim, and its index among the claim's devices.
 type Place = (String, usize);
 
-/// Takes in what shares may use; shares that are not named may use what they were allocated.
+/// Applies the limits of shares. A share that is not named gets the limit that it was allocated.
 pub fn apply(ledger: &mut Ledger, wanted: &[ShareLimit], gpus: &[GpuInfo]) -> Verdict {
     let mut verdict = Verdict::default();
     let mut raises = Vec::new();
@@ -47,7 +47,7 @@ pub fn apply(ledger: &mut Ledger, wanted: &[ShareLimit], gpus: &[GpuInfo]) -> Ve
         let (before, own) = (share.limit(), share.consumed);
         let after =
             granted.unwrap_or(Limit { memory_bytes: own.memory_bytes, cores_percent: own.cores_percent });
-        // What was allocated is held already, whatever the limit is.
+        // Allocated capacity is held already, whatever the limit is.
         let least = |before: u64, own: u64| before.max(own);
         let more = after.memory_bytes > least(before.memory_bytes, own.memory_bytes)
             || u64::from(after.cores_percent)
@@ -60,7 +60,7 @@ pub fn apply(ledger: &mut Ledger, wanted: &[ShareLimit], gpus: &[GpuInfo]) -> Ve
             verdict.changed = true;
         }
     }
-    // Only now, as what was lowered makes room.
+    // Raises come last, because lowered limits make room.
     for (place, name, granted) in raises {
         match refusal(ledger, &place, granted, gpus) {
             Some(reason) => verdict.refused.push(Refused { share: name, reason }),
@@ -76,13 +76,13 @@ pub fn apply(ledger: &mut Ledger, wanted: &[ShareLimit], gpus: &[GpuInfo]) -> Ve
     verdict
 }
 
-/// What identifies a share in the API.
+/// Returns the name that identifies a share in the API.
 pub fn name_of(claim_uid: &str, device: &Device) -> Option<ShareName> {
     device.share.as_ref()?;
     Some(ShareName { uid: claim_uid.to_owned(), share_id: device.share_id.clone()? })
 }
 
-/// Shares of claims that are prepared, or keep their place.
+/// Returns the shares of claims that are prepared, or keep their place.
 fn shares(ledger: &Ledger) -> Vec<(Place, ShareName)> {
     let records = ledger.claims.iter();
     let held = records.filter(|(_, record)| matches!(record.state, State::Completed | State::Lost));
@@ -97,7 +97,7 @@ fn share_at<'a>(ledger: &'a mut Ledger, (uid, at): &Place) -> Option<&'a mut cra
     ledger.claims.get_mut(uid)?.devices.get_mut(*at)?.share.as_mut()
 }
 
-/// What no share can have.
+/// Returns the reason if no share can have this limit.
 fn impossible(limit: Limit) -> Option<String> {
     if limit.memory_bytes < 1 << 20 {
         // In a quota file 0 means no limit.
@@ -109,7 +109,8 @@ fn impossible(limit: Limit) -> Option<String> {
     }
 }
 
-/// Why a share cannot be granted so much beside the others of its GPU or partition.
+/// Returns the reason if a share cannot be granted this limit beside the other shares of its GPU or
+/// partition.
 fn refusal(ledger: &Ledger, place: &Place, granted: Option<Limit>, gpus: &[GpuInfo]) -> Option<String> {
     let device = ledger.claims.get(&place.0)?.devices.get(place.1)?;
     let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == device.gpu) else {

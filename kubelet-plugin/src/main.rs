@@ -6,11 +6,11 @@ use clap::Parser;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Threads for what does not block. A node may have hundreds of processors, of which its agent needs none for long, and
-/// each thread takes memory.
+/// The number of threads for work that does not block. A node may have hundreds of processors, but its agent
+/// needs none for long, and each thread takes memory.
 const WORKERS: usize = 2;
-/// How long a thread for what blocks stays when there is nothing to do. They take turns, so with a long time the few
-/// things that go on at an idle node keep all threads of a burst of claims.
+/// The time that a thread for blocking work stays when there is nothing to do. The threads take turns, so
+/// with a long time the few tasks of an idle node would keep all threads of a burst of claims.
 const THREADS_STAY: Duration = Duration::from_secs(3);
 
 fn main() -> ExitCode {

@@ -1,22 +1,27 @@
-//! Device metadata files (KEP-5304): what a program finds out about its devices without asking the API. Pure, but for
-//! [`files`].
+//! Device metadata files (KEP-5304), from which a program learns about its devices without asking the API.
+//! Pure, except for [`files`].
 //!
-//! A claim has one file for each request, and containers have those of the requests that they name, read-only, at
+//! A claim has one file for each request. Containers have the files of the requests that they name,
+//! read-only, in `/var/run/kubernetes.io/dra-device-attributes` at
 //!
 //! ```text
-//! /var/run/kubernetes.io/dra-device-attributes/resourceclaims/<claim>/<request>/<driver>-metadata.json
-//! /var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/<name in the pod>/<request>/<driver>-metadata.json
+//! resourceclaims/<claim>/<request>/<driver>-metadata.json
+//! resourceclaimtemplates/<name in the pod>/<request>/<driver>-metadata.json
 //! ```
 //!
-//! the latter where the claim was made from a template. A file is a stream of JSON objects that say the same in one
-//! version each of `metadata.resource.k8s.io`, newest first; readers take the first that they know. Attributes are those
-//! under which the device is published, and besides, of a partition the `uuid` of its MIG device, and of a GPU
-//! that is given through MPS the limits of its `MpsConfig`: `activeThreadPercentage`, `pinnedDeviceMemoryLimitBytes`.
+//! the latter if the claim was made from a template. A file is a stream of JSON objects. Each says the same
+//! in one version of `metadata.resource.k8s.io`, newest first; readers take the first version that they know.
+//! The attributes are those under which the device is published. A partition also has the `uuid` of its MIG
+//! device. A GPU that is given through MPS also has the limits of its `MpsConfig`: `activeThreadPercentage`
+//! and `pinnedDeviceMemoryLimitBytes`.
+//! device. A GPU that is given through MPS also has the limits of its `MpsConfig`: `activeThreadPercentage`
+//! and `pinnedDeviceMemoryLimitBytes`.
 //!
-//! On the node a file is `<data dir>/dra-device-metadata/<claim UID>/<request>/metadata.json`. (Kubernetes' own helper has
-//! namespace and name in the place of the UID. Both together can be longer than a file name may be, and two claims that
-//! had one name one after the other would have one file.) It is mounted by a CDI spec of its own, named as the helper
-//! names it: `<driver>_metadata_<claim UID>_<request>.json` with the device `<driver>/metadata=<claim UID>_<request>`.
+//! On the node a file is `<data dir>/dra-device-metadata/<claim UID>/<request>/metadata.json`. (Kubernetes'
+//! own helper has namespace and name in the place of the UID. Both together can be longer than a file name
+//! may be, and two claims that had the same name one after the other would share a file.) The file is mounted
+//! by a CDI spec of its own, named as the helper names it: `<driver>_metadata_<claim UID>_<request>.json`
+//! with the device `<driver>/metadata=<claim UID>_<request>`.
 
 pub mod files;
 
@@ -31,22 +36,22 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Versions in which a file says the same, newest first.
+/// The API versions in which a file says the same, newest first.
 pub const VERSIONS: [&str; 2] = ["metadata.resource.k8s.io/v1beta1", "metadata.resource.k8s.io/v1alpha1"];
-/// Kind of the objects.
+/// The kind of the objects.
 pub const KIND: &str = "DeviceMetadata";
-/// Where containers find the files.
+/// The directory in the container with the files.
 pub const CONTAINER_DIR: &str = "/var/run/kubernetes.io/dra-device-attributes";
-/// Class part of the CDI kind; the vendor is the driver's name.
+/// The class part of the CDI kind; the vendor is the driver's name.
 pub const CLASS: &str = "metadata";
-/// Longest name of a namespace or request, and of a claim.
+/// The longest name of a namespace or request, and (`MOST_OF_NAME`) of a claim.
 const MOST_OF_LABEL: usize = 63;
 const MOST_OF_NAME: usize = 253;
 
-/// Why a file cannot be made.
+/// The reason why a file cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum MetadataError {
-    /// A name that Kubernetes does not allow, and that is to be part of a path.
+    /// A name that Kubernetes does not allow, and that would be part of a path.
     #[error(
         "cannot make device metadata of claim {claim}: its {what} {text:?} is no name that Kubernetes allows, and would be \
          part of a path"
@@ -54,7 +59,7 @@ pub enum MetadataError {
     Name {
         /// The claim.
         claim: Box<ClaimRef>,
-        /// Name of what.
+        /// What the name is of.
         what: &'static str,
         /// The name.
         text: String,
@@ -62,7 +67,7 @@ pub enum MetadataError {
     /// A name that CDI does not allow.
     #[error("cannot name a CDI device for device metadata: {0}")]
     Cdi(#[from] NameError),
-    /// It does not serialise, which its types exclude.
+    /// The object does not serialize, which its types exclude.
     #[error("cannot encode device metadata: {0}")]
     Encode(#[from] serde_json::Error),
 }
@@ -70,58 +75,58 @@ pub enum MetadataError {
 /// A request's file, and the CDI spec that mounts it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestFile {
-    /// The file on this node.
+    /// The path of the file on this node.
     pub path: PathBuf,
-    /// What is in it.
+    /// The content of the file.
     pub content: Vec<u8>,
-    /// Name of the spec without suffix.
+    /// The name of the spec without suffix.
     pub spec_name: String,
     /// The spec.
     pub spec: Spec,
 }
 
-/// Directory of all files.
+/// Returns the directory of all files.
 pub fn root(data_dir: &Path) -> PathBuf {
     data_dir.join("dra-device-metadata")
 }
 
-/// What the names of all our specs of such files start with. No driver's name has a `_`.
+/// Returns the prefix of the names of all this driver's specs of such files. No driver's name has a `_`.
 pub fn spec_prefix(driver: &str) -> String {
     format!("{driver}_{CLASS}_")
 }
 
-/// The same of one claim. No UID has a `_`.
+/// Returns the prefix of the names of one claim's specs. No UID has a `_`.
 fn spec_prefix_of(driver: &str, uid: &str) -> String {
     format!("{}{uid}_", spec_prefix(driver))
 }
 
-/// CDI id of a request's file. `request` is without its subrequest.
+/// Returns the CDI ID of a request's file. `request` is without its subrequest.
 pub fn device_id(driver: &str, uid: &str, request: &str) -> String {
     format!("{driver}/{CLASS}={uid}_{request}")
 }
 
-/// A request without its subrequest.
+/// Returns a request without its subrequest.
 pub fn base(request: &str) -> &str {
     request.split('/').next().unwrap_or_default()
 }
 
-/// Whether Kubernetes could have given a request, or a claim in a pod, this name.
+/// Returns true if Kubernetes could have given a request, or a claim in a pod, this name.
 pub fn is_label(text: &str) -> bool {
     text.len() <= MOST_OF_LABEL && is_part(text)
 }
 
-/// Whether Kubernetes could have given a claim this name.
+/// Returns true if Kubernetes could have given a claim this name.
 fn is_claim_name(text: &str) -> bool {
     text.len() <= MOST_OF_NAME && text.split('.').all(is_part)
 }
 
-/// Lower-case letters, digits and hyphens, the latter neither first nor last.
+/// Returns true for lower-case letters, digits and hyphens, with no hyphen first or last.
 fn is_part(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     !text.is_empty() && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-')
 }
 
-/// Where containers find the file of a request.
+/// Returns the path of a request's file in the container.
 fn container_path(driver: &str, claim: &ClaimRef, metadata: &Metadata, request: &str) -> String {
     let (kind, name) = match &metadata.pod_claim_name {
         Some(name) => ("resourceclaimtemplates", name),
@@ -130,7 +135,7 @@ fn container_path(driver: &str, claim: &ClaimRef, metadata: &Metadata, request: 
     format!("{CONTAINER_DIR}/{kind}/{name}/{request}/{driver}-metadata.json")
 }
 
-/// The attributes that are told of a device.
+/// Returns the attributes that a file gives of a device.
 pub fn attributes(device: &Device, info: &GpuInfo) -> BTreeMap<String, Attribute> {
     let name: Option<DeviceName> = device.name();
     let mut attributes =
@@ -152,11 +157,11 @@ pub fn attributes(device: &Device, info: &GpuInfo) -> BTreeMap<String, Attribute
     attributes
 }
 
-/// The files of a claim: one for each request, in the order of its devices. With the same arguments they are the same to
-/// the byte.
+/// Builds the files of a claim: one for each request, in the order of its devices. The same arguments give
+/// the same bytes.
 ///
 /// # Errors
-/// [`MetadataError`].
+/// Fails with [`MetadataError`].
 pub fn requests(
     driver: &str,
     data_dir: &Path,
@@ -197,7 +202,7 @@ pub fn requests(
     bases.into_iter().map(file).collect()
 }
 
-/// `DeviceMetadata`, which is the same in both versions.
+/// The `DeviceMetadata` object, which is the same in both versions.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct DeviceMetadata<'a> {
@@ -209,25 +214,26 @@ struct DeviceMetadata<'a> {
     requests: Vec<MetadataRequest<'a>>,
 }
 
-/// What of the claim's own metadata is told.
+/// The part of the claim's own metadata that the file gives.
 #[derive(Serialize)]
 struct ObjectMeta<'a> {
     name: &'a str,
     namespace: &'a str,
     uid: &'a str,
-    /// Of the file: raised by a driver that finds out more after the pod has started, which this one does not.
+    /// The generation of the file. A driver that finds out more after the pod has started raises it; this one
+    /// does not.
     generation: u32,
 }
 
-/// `DeviceMetadataRequest`.
+/// The `DeviceMetadataRequest` object.
 #[derive(Serialize)]
 struct MetadataRequest<'a> {
-    /// With its subrequest.
+    /// The request with its subrequest.
     name: &'a str,
     devices: Vec<MetadataDevice<'a>>,
 }
 
-/// `Device`.
+/// The `Device` object.
 #[derive(Serialize)]
 struct MetadataDevice<'a> {
     driver: &'a str,
@@ -236,7 +242,7 @@ struct MetadataDevice<'a> {
     attributes: BTreeMap<&'a str, DeviceAttribute>,
 }
 
-/// The content of a request's file.
+/// Returns the content of a request's file.
 fn stream(
     driver: &str,
     claim: &ClaimRef,

@@ -1,4 +1,4 @@
-//! What is counted. One registry, made at start and handed on; no globals.
+//! The metrics of the agent. There is one registry, made at start and passed on; there are no globals.
 
 mod sample;
 
@@ -12,7 +12,7 @@ use prometheus_client::registry::Registry;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// An operation of the kubelet and its outcome.
+/// The labels of an operation of the kubelet and its outcome.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct Operation {
     /// `prepare` or `unprepare`.
@@ -21,74 +21,74 @@ pub struct Operation {
     pub outcome: &'static str,
 }
 
-/// An operation of the kubelet, or of the driver.
+/// The label of an operation of the kubelet, or of the driver.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct Name {
     /// `prepare` or `unprepare`; for the driver [`aliquot_nvml::Operation::name`].
     pub operation: &'static str,
 }
 
-/// A kind of device.
+/// The label of a kind of device.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct Kind {
-    /// As in the device's `type` attribute.
+    /// The kind, as in the device's `type` attribute.
     pub kind: &'static str,
 }
 
-/// A feature gate of the server.
+/// The label of a feature gate of the server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct Gate {
-    /// Its name.
+    /// The name of the gate.
     pub gate: &'static str,
 }
 
-/// Who allocates.
+/// The label of an allocator mode.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct Mode {
     /// `controller`, `hand-over` or `scheduler`.
     pub mode: &'static str,
 }
 
-/// An error of a GPU.
+/// The labels of an error of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct GpuFault {
-    /// The GPU.
+    /// The UUID of the GPU; `unknown` if it is not known.
     pub gpu: String,
-    /// `xid-<number>`, `ecc-single-bit`, `ecc-double-bit`, `other`.
+    /// `xid-<number>`, `ecc-single-bit`, `ecc-double-bit` or `event-<bit>`.
     pub fault: String,
 }
 
-/// A GPU.
+/// The label of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct Gpu {
-    /// Its UUID; `index-<number>` where it has not told, `driver` for NVML as a whole.
+    /// The UUID of the GPU; `index-<number>` if the UUID is not known, `driver` for NVML as a whole.
     pub gpu: String,
 }
 
-/// What is the matter with a GPU.
+/// The labels of a GPU and the cause of a fault.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct GpuCause {
-    /// Its UUID.
+    /// The UUID of the GPU.
     pub gpu: String,
-    /// `gpu-lost`, `xid-<number>`, `ecc`, …: see `docs/health.md`.
+    /// The cause: `gpu-lost`, `xid-<number>`, `ecc`, …; see `docs/health.md`.
     pub cause: String,
 }
 
-/// A share of a claim.
+/// The labels of a share of a claim.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct ShareLabels {
-    /// Claim's namespace.
+    /// The claim's namespace.
     pub namespace: String,
-    /// Claim's name.
+    /// The claim's name.
     pub claim: String,
-    /// GPU.
+    /// The UUID of the GPU.
     pub gpu: String,
-    /// Result id.
+    /// The result ID.
     pub result: String,
 }
 
 impl ShareLabels {
-    /// Of a device of a claim.
+    /// Builds the labels of a device of a claim.
     pub fn of(record: &Record, device: &Device) -> Self {
         Self {
             namespace: record.claim.namespace.clone(),
@@ -99,25 +99,25 @@ impl ShareLabels {
     }
 }
 
-/// A share that uses more than it may.
+/// The labels of a share that exceeds its quota.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct Breached {
-    /// Claim's namespace.
+    /// The claim's namespace.
     pub namespace: String,
-    /// Claim's name.
+    /// The claim's name.
     pub claim: String,
-    /// GPU.
+    /// The UUID of the GPU.
     pub gpu: String,
-    /// Result id.
+    /// The result ID.
     pub result: String,
     /// `memory`, `time` or `region`.
     pub kind: &'static str,
 }
 
-/// How something ended.
+/// The label of the outcome of an eviction.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct Outcome {
-    /// `evicted` or `refused`.
+    /// `evicted`, `refused` or `unsaid`.
     pub outcome: &'static str,
 }
 
@@ -125,81 +125,82 @@ pub struct Outcome {
 #[derive(Debug, Clone)]
 pub struct Metrics {
     registry: Arc<Registry>,
-    /// Claims by operation and outcome.
+    /// The number of operations on claims, by operation and outcome.
     pub claims: Family<Operation, Counter>,
-    /// Seconds per claim.
+    /// Seconds for each operation on a claim.
     pub claim_duration: Family<Name, Histogram>,
     /// Seconds that the driver took for a call.
     pub driver_call_duration: Family<Name, Histogram>,
-    /// Claims in the ledger.
+    /// The number of claims in the ledger.
     pub prepared_claims: Gauge,
-    /// Claims of which only the GPU instances are left, for their next pod.
+    /// The number of claims of which only the GPU instances are left, for their next pod.
     pub parked_claims: Gauge,
-    /// Devices in the ledger by kind.
+    /// The number of devices in the ledger, by kind.
     pub prepared_devices: Family<Kind, Gauge>,
-    /// Claims in the ledger that the API does not know any more.
+    /// The number of claims in the ledger that the API does not know any more.
     pub vanished_claims: Gauge,
-    /// Claims without a record in the ledger that pods may be using.
+    /// The number of claims without a record in the ledger that pods may be using.
     pub unaccounted_claims: Gauge,
-    /// Claims in the ledger whose records only a newer release understands.
+    /// The number of claims in the ledger whose records only a newer release understands.
     pub newer_claims: Gauge,
     /// 1 from the loss of the checkpoint until everything is accounted for again.
     pub ledger_lost: Gauge,
-    /// Claims whose records were made anew after a loss.
+    /// The number of claims whose records were made anew after a loss.
     pub rebuilt_claims: Counter,
-    /// Entries of the trash that cannot be removed.
+    /// The number of entries of the trash that cannot be removed.
     pub trash_stuck: Gauge,
-    /// Vanished claims that the agent released itself.
+    /// The number of vanished claims that the agent released itself.
     pub collected_claims: Counter,
-    /// GPU instances that no claim has.
+    /// The number of GPU instances that no claim has.
     pub foreign_instances: Gauge,
-    /// GPUs that are published.
+    /// The number of GPUs that can be read.
     pub gpus: Gauge,
-    /// GPUs that cannot be read.
+    /// The number of GPUs that cannot be read.
     pub unreadable_gpus: Gauge,
-    /// GPUs that an administrator took out of service.
+    /// The number of GPUs that an administrator took out of service.
     pub cordoned_gpus: Gauge,
-    /// 1 while a call to the driver about a GPU does not come back.
+    /// 1 while a call to the driver about a GPU does not return.
     pub gpu_stuck: Family<Gpu, Gauge>,
-    /// 1 while something is the matter with a GPU.
+    /// 1 while a GPU has a fault, by cause.
     pub gpu_health: Family<GpuCause, Gauge>,
     /// 1 while this instance arbitrates GPU time.
     pub arbitrating: Gauge,
-    /// Errors of GPUs.
+    /// The number of errors of GPUs.
     pub gpu_faults: Family<GpuFault, Counter>,
-    /// Pool generation.
+    /// The pool generation.
     pub pool_generation: Gauge,
-    /// Slices in the API.
+    /// The number of slices in the API.
     pub slices: Gauge,
-    /// Slices written.
+    /// The number of slices written.
     pub slice_writes: Counter,
-    /// Failed attempts to publish.
+    /// The number of failed attempts to publish.
     pub publish_errors: Counter,
-    /// 1 for gates that the server has on.
+    /// 1 for each feature gate that the server has on.
     pub server_features: Family<Gate, Gauge>,
     /// 1 for the mode that is published.
     pub mode: Family<Mode, Gauge>,
-    /// When the hand-over to the controller that is under way ends at the latest, in seconds of Unix time; 0 without one.
+    /// Unix time in seconds at which the current hand-over to the controller ends at the latest; 0 without
+    /// one.
     pub hand_over_until: Gauge,
-    /// Quota of shares in bytes.
+    /// The memory quota of shares, in bytes.
     pub share_quota: Family<ShareLabels, Gauge>,
-    /// Bytes that shares have charged.
+    /// Bytes that are charged to shares.
     pub share_used: Family<ShareLabels, Gauge>,
-    /// Allocations that the limiter refused.
+    /// The number of allocations that the limiter refused.
     pub share_refused: Family<ShareLabels, Counter>,
     /// Bytes that the driver counts for the processes of shares.
     pub share_measured: Family<ShareLabels, Gauge>,
     /// Percent of the GPU's time that the driver counts for the processes of shares.
     pub share_time: Family<ShareLabels, Gauge>,
-    /// 1 while a share uses more than it may.
+    /// 1 while a share exceeds its quota.
     pub share_over: Family<Breached, Gauge>,
-    /// How often a share was found to use more than it may.
+    /// The number of times that a share was found to exceed its quota.
     pub share_breaches: Family<Breached, Counter>,
-    /// Processes on shared GPUs that belong to no share.
+    /// The number of processes on shared GPUs that belong to no share.
     pub unattributed_processes: Gauge,
-    /// Evictions of pods that use more than their share.
+    /// The number of evictions of pods that exceed their share.
     pub audit_evictions: Family<Outcome, Counter>,
-    /// Releases that the controller has not acknowledged.
+    /// The number of releases that the controller has not acknowledged.
     pub pending_releases: Gauge,
 }
 
@@ -337,7 +338,7 @@ impl Default for Metrics {
         );
         registry.register(
             "gpu_faults",
-            "Errors that the driver reported: xid-<number>, ecc-single-bit, ecc-double-bit or other",
+            "Errors that the driver reported: xid-<number>, ecc-single-bit, ecc-double-bit or event-<bit>",
             m.gpu_faults.clone(),
         );
         registry.register("pool_generation", "Generation of the node's pool", m.pool_generation.clone());
@@ -393,7 +394,7 @@ impl Default for Metrics {
         );
         registry.register(
             "audit_evictions",
-            "Evictions of pods that use more than their share, by outcome: evicted or refused",
+            "Evictions of pods that use more than their share, by outcome: evicted, refused or unsaid (no event)",
             m.audit_evictions.clone(),
         );
         registry.register(
@@ -407,16 +408,16 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Notes an operation on a claim.
+    /// Counts an operation on a claim and its duration.
     pub fn observe(&self, operation: &'static str, outcome: &'static str, took: Duration) {
         self.claims.get_or_create(&Operation { operation, outcome }).inc();
         self.claim_duration.get_or_create(&Name { operation }).observe(took.as_secs_f64());
     }
 
-    /// All metrics as OpenMetrics text.
+    /// Returns all metrics as OpenMetrics text.
     ///
     /// # Errors
-    /// If a metric cannot be formatted, which strings can.
+    /// Fails if a metric cannot be formatted, which does not happen with strings.
     pub fn encode(&self) -> Result<String, std::fmt::Error> {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry)?;

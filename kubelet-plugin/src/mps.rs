@@ -1,9 +1,9 @@
-//! MPS on this node: the daemon of a claim is asked for here, waited for and ended.
+//! Asks for the MPS daemon of a claim on this node, waits for it and ends it.
 //!
-//! The agent runs no daemon itself, for it is updated while pods run. A supervisor does (`aliquot-mps`); what both say to
-//! each other is [`aliquot_mps::contract`]. This side makes and removes the directory of a claim with the two file
-//! systems that its containers share with the daemon. Each of the operations is right from any state that a kill of
-//! either side left, and waits for a bounded time.
+//! The agent runs no daemon itself, because it is updated while pods run. A supervisor does (`aliquot-mps`);
+//! [`aliquot_mps::contract`] defines what the two exchange. The agent makes and removes the directory of a
+//! claim, with the two file systems that the claim's containers share with the daemon. Each operation is
+//! right from any state that a kill of either side left, and waits for a bounded time.
 
 use crate::execute::Probe;
 use crate::selinux::{LabelError, Labels};
@@ -26,56 +26,59 @@ use std::time::{Duration, Instant};
 
 mod follow;
 
-/// How often an answer of the supervisor is looked for.
+/// The interval at which the agent looks for an answer of the supervisor.
 const LOOK: Duration = Duration::from_millis(50);
-/// What is behind a claim's UID in the name of its directory when only the directory is left.
+/// The extension of a claim's directory that was renamed for removal; the rest of the name is the claim's
+/// UID.
 const ENDED: &str = "ended";
-/// What the daemon's sockets take, and what a container can put beside them.
+/// Mount options of the file system for the daemon's sockets; it leaves room for what a container puts beside
+/// them.
 const PIPE: &str = "size=1m,nr_inodes=256";
-/// Most files in shared memory: also without content they cost the kernel memory.
+/// The largest number of files in shared memory: even empty files cost the kernel memory.
 const SHM_FILES: u32 = 16384;
 
-/// Lists the processes that compute on the GPUs of a claim, which nobody but its daemon's servers and clients may do.
+/// Lists the processes that compute on the GPUs of a claim. Only the servers and clients of the claim's
+/// daemon may do that.
 pub type Running<'a> = &'a dyn Fn() -> Result<Vec<GpuProcess>, GpuError>;
 
-/// Why no daemon is there, or why it has not ended.
+/// The reason why a daemon is not running, or has not ended.
 #[derive(Debug, thiserror::Error)]
 pub enum MpsError {
-    /// Nobody runs daemons on this node.
+    /// No supervisor runs daemons on this node.
     #[error(
         "no supervisor of MPS daemons runs on this node, as nobody holds {}: an administrator switches it on with the \
          chart value kubeletPlugin.mps.enabled; where it is on, look at the pod of DaemonSet aliquot-mps on this node", .0.display()
     )]
     NotServed(PathBuf),
-    /// The supervisor gave up for now.
+    /// The supervisor has given up for now.
     #[error(
         "the MPS control daemon of the claim cannot be started: {0}; the supervisor's log says more (pod of DaemonSet \
          aliquot-mps on this node), and the kubelet tries again"
     )]
     Failed(String),
-    /// No answer in time.
+    /// The daemon was not ready in time.
     #[error(
         "the MPS control daemon of the claim was not ready within {within:?} ({said}); the supervisor's log says more (pod \
          of DaemonSet aliquot-mps on this node), and the kubelet tries again"
     )]
     Late {
-        /// How long it was waited for.
+        /// The time that was waited.
         within: Duration,
-        /// The supervisor's last word.
+        /// The supervisor's last answer.
         said: String,
     },
-    /// The daemon was not ended in time.
+    /// The daemon did not end in time.
     #[error(
         "the supervisor has not ended the MPS daemon of claim {uid}{} ({said}); it is tried again, and if this \
          lasts, delete the pod of DaemonSet aliquot-mps on this node, with which all of its daemons end",
         if within.is_zero() { " yet".to_owned() } else { format!(" within {within:?}") }
     )]
     NotEnded {
-        /// The claim.
+        /// The UID of the claim.
         uid: String,
-        /// How long it was waited for; zero by who cannot wait.
+        /// The time that was waited; zero for a caller that cannot wait.
         within: Duration,
-        /// The supervisor's last word.
+        /// The supervisor's last answer.
         said: String,
     },
     /// Processes run on the claim's GPUs, and there is no supervisor that could end them.
@@ -86,34 +89,34 @@ pub enum MpsError {
         crate::execute::list(processes)
     )]
     StillRunning {
-        /// The claim.
+        /// The UID of the claim.
         uid: String,
-        /// Who runs there.
+        /// The processes on the claim's GPUs.
         processes: Vec<GpuProcess>,
     },
-    /// The driver does not tell who runs on the claim's GPUs.
+    /// The driver does not report which processes run on the claim's GPUs.
     #[error(transparent)]
     Gpu(#[from] GpuError),
-    /// The kernel refused a file system.
+    /// The kernel refused to mount a file system.
     #[error(
         "cannot mount a file system ({options}) for MPS at {}: {source}; the agent needs CAP_SYS_ADMIN (the chart's pod is \
          privileged), and a context must be a label that the node's SELinux policy knows (--selinux-writable-label)", path.display()
     )]
     Mount {
-        /// Where.
+        /// The mount point.
         path: PathBuf,
-        /// With what.
+        /// The mount options.
         options: String,
-        /// Why not.
+        /// The reason.
         source: Errno,
     },
-    /// A label could not be given.
+    /// A SELinux label could not be set.
     #[error(transparent)]
     Label(#[from] LabelError),
-    /// The file system refused.
+    /// The file system refused an operation.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// What both sides exchange cannot be read or written.
+    /// A file that agent and supervisor exchange cannot be read or written.
     #[error(transparent)]
     Contract(#[from] ContractError),
 }
@@ -128,24 +131,25 @@ pub struct Mps {
 }
 
 impl Mps {
-    /// Bytes of a claim's shared memory, unless the administrator says otherwise: as large as a container's own
-    /// `/dev/shm`, in place of which it is.
+    /// The default size in bytes of a claim's shared memory. It is that of a container's own `/dev/shm`,
+    /// which it replaces.
     pub const SHARED_MEMORY: u64 = 64 << 20;
 
-    /// The directory at `dir`, which need not exist. What containers share with a daemon lies in `storage`, and a daemon
-    /// has the time `patience` to start, and to end.
+    /// Uses the directory at `dir`, which need not exist. The directories that containers share with a daemon
+    /// lie in `storage`. A daemon has the time `patience` to start, and the same time to end.
     pub fn new(dir: impl Into<PathBuf>, storage: RegionStorage, patience: Duration) -> Self {
         Self { dir: MpsDir::new(dir), storage, shared_memory: Self::SHARED_MEMORY, patience }
     }
 
-    /// The same with so many bytes of shared memory for each claim whose daemon is asked for from now on. It is bounded
-    /// where it lies in [`RegionStorage::Tmpfs`].
+    /// Sets the bytes of shared memory for each claim whose daemon is asked for from now on. The size is
+    /// enforced only in [`RegionStorage::Tmpfs`].
     #[must_use]
     pub fn with_shared_memory(self, bytes: u64) -> Self {
         Self { shared_memory: bytes, ..self }
     }
 
-    /// The same, for who cannot wait: a daemon that has not ended yet is told to, and is [`MpsError::NotEnded`].
+    /// Returns a copy for callers that cannot wait. A daemon that has not ended yet is told to end, and the
+    /// call fails with [`MpsError::NotEnded`].
     #[must_use]
     pub fn without_waiting(&self) -> Self {
         Self { patience: Duration::ZERO, ..self.clone() }
@@ -159,11 +163,11 @@ impl Mps {
         })
     }
 
-    /// Has a daemon started, unless it is there, and waits until it is ready. What an earlier attempt left is ended as
-    /// by [`Self::end`].
+    /// Asks for a daemon, unless it is already there, and waits until it is ready. Leftovers of an earlier
+    /// attempt are ended as by [`Self::end`].
     ///
     /// # Errors
-    /// [`MpsError`]; what was made is then for [`Self::end`] to remove.
+    /// Fails with [`MpsError`]; [`Self::end`] then removes what was made.
     pub fn start(
         &self,
         labels: &Labels,
@@ -197,18 +201,18 @@ impl Mps {
     /// Ends a claim's daemon and removes its directory. Returns false if there was none.
     ///
     /// # Errors
-    /// [`MpsError`]; it can be tried again.
+    /// Fails with [`MpsError`]; the call can be repeated.
     pub fn end(&self, uid: &str, running: Running<'_>, probe: &Probe) -> Result<bool, MpsError> {
         self.stop(uid, running, probe)?;
         self.remove(uid, probe)
     }
 
-    /// Ends a claim's daemon, and leaves its directory. A daemon counts as ended once the supervisor, if there is one, has
-    /// said so and the driver lists nobody on the claim's GPUs: a supervisor that was killed, or that still puts in order
-    /// what was left by one, has not ended it.
+    /// Ends a claim's daemon, and leaves its directory. A daemon counts as ended when the supervisor, if
+    /// there is one, has said so and the driver lists no process on the claim's GPUs. A supervisor that was
+    /// killed, or that is still cleaning up after its predecessor, has not ended the daemon.
     ///
     /// # Errors
-    /// [`MpsError`]; it can be tried again.
+    /// Fails with [`MpsError`]; the call can be repeated.
     pub fn stop(&self, uid: &str, running: Running<'_>, probe: &Probe) -> Result<(), MpsError> {
         // What cannot name a directory has none.
         let Ok(dir) = self.dir.claim(uid) else { return Ok(()) };
@@ -223,7 +227,7 @@ impl Mps {
     /// Removes the directory of a claim whose daemon has ended. Returns false if there was none.
     ///
     /// # Errors
-    /// [`MpsError`]; it can be tried again.
+    /// Fails with [`MpsError`]; the call can be repeated.
     pub fn remove(&self, uid: &str, probe: &Probe) -> Result<bool, MpsError> {
         let Ok(dir) = self.dir.claim(uid) else { return Ok(false) };
         let ended = dir.path().with_extension(ENDED);
@@ -243,11 +247,11 @@ impl Mps {
         Ok(any)
     }
 
-    /// Asks for the same daemon by what changes while a claim goes on, as the numbers of its GPUs. Nothing is asked for
-    /// that was not before.
+    /// Writes the ask anew with values that change while a claim goes on, such as the minor numbers of its
+    /// GPUs. Does nothing if no daemon was asked for before.
     ///
     /// # Errors
-    /// [`MpsError`]; what was asked before is then still asked.
+    /// Fails with [`MpsError`]; the earlier ask then still stands.
     pub fn ask_anew(&self, ask: &Ask) -> Result<(), MpsError> {
         let dir = self.dir.claim(&ask.claim.uid)?;
         if dir.ask()?.is_some_and(|before| before != *ask) {
@@ -256,7 +260,8 @@ impl Mps {
         Ok(())
     }
 
-    /// GPUs that are asked for, or were until [`Self::stop`], as far as it can be read.
+    /// Returns the GPUs that a daemon is asked for, or was asked for until [`Self::stop`], as far as they can
+    /// be read.
     pub fn asked_gpus(&self, uid: &str) -> BTreeSet<GpuUuid> {
         let Ok(dir) = self.dir.claim(uid) else { return BTreeSet::new() };
         let ask = dir.ask().ok().flatten().or_else(|| dir.withdrawn().ok().flatten());
@@ -264,18 +269,18 @@ impl Mps {
         gpus.iter().filter_map(|gpu| GpuUuid::parse(&gpu.uuid)).collect()
     }
 
-    /// The directory of a claim.
+    /// Returns the directory of a claim.
     ///
     /// # Errors
-    /// [`MpsError::Contract`] where the UID cannot name one.
+    /// Fails with [`MpsError::Contract`] if the UID cannot name a directory.
     pub fn claim(&self, uid: &str) -> Result<ClaimDir, MpsError> {
         Ok(self.dir.claim(uid)?)
     }
 
-    /// UIDs of claims of which anything is there.
+    /// Returns the UIDs of claims that have a directory, also one that is being removed.
     ///
     /// # Errors
-    /// If the directory cannot be listed.
+    /// Fails if the directory cannot be listed.
     pub fn uids(&self) -> Result<BTreeSet<String>, MpsError> {
         let there = self.dir.claims()?.into_iter().map(|claim| claim.uid().to_owned());
         let entries = fs::read_dir(self.dir.path()).into_iter().flatten().flatten();
@@ -291,7 +296,8 @@ impl Mps {
         matches!(dir.ask(), Ok(Some(asked)) if asked == *ask) && self.is_mounted(dir)
     }
 
-    /// Returns false after a reboot, which leaves the directories and nothing in them.
+    /// Returns true if the claim's file systems are mounted. They are not after a reboot, which leaves empty
+    /// directories.
     fn is_mounted(&self, dir: &ClaimDir) -> bool {
         let device = |path: &Path| fs::symlink_metadata(path).map(|meta| meta.dev()).ok();
         let own = |path: &Path| device(path).is_some_and(|own| Some(own) != device(dir.path()));
@@ -307,7 +313,7 @@ impl Mps {
         self.make_shared(&dir.shm(), 0o1777, &shm, labels)
     }
 
-    /// Makes a directory that containers have mounted.
+    /// Makes a directory that is mounted into containers.
     fn make_shared(&self, path: &Path, mode: u32, options: &str, labels: &Labels) -> Result<(), MpsError> {
         fs::create_dir_all(path).map_err(io_error("create", path))?;
         match self.storage {
@@ -328,7 +334,7 @@ impl Mps {
     fn wait_until_ready(&self, dir: &ClaimDir) -> Result<(), MpsError> {
         let deadline = Instant::now() + self.patience;
         loop {
-            // First: what a supervisor left that has died is not to be read.
+            // This comes first: the state that a dead supervisor left must not be read.
             if !self.dir.is_served()? {
                 return Err(MpsError::NotServed(self.dir.lock()));
             }
@@ -353,7 +359,8 @@ impl Mps {
         let deadline = Instant::now() + self.patience;
         while self.dir.is_served()? {
             let said = match dir.state() {
-                // A supervisor knows a server that its predecessor killed no more, and the driver does until it has let go.
+                // A supervisor does not know a server that its predecessor killed. The driver still lists
+                // that server until it has let go of the GPU.
                 Ok(None) => match running()? {
                     processes if processes.is_empty() => return Ok(()),
                     processes => {
@@ -361,7 +368,7 @@ impl Mps {
                     }
                 },
                 Ok(Some(state)) => state.reason.unwrap_or_else(|| "it is ending".to_owned()),
-                // A state that does not read is there all the same.
+                // A state that cannot be read still means that a daemon is there.
                 Err(error) => error.to_string(),
             };
             if Instant::now() >= deadline {
@@ -380,7 +387,7 @@ fn is_there(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
 
-/// Removes a tree of any depth: with [`RegionStorage::Directory`] a container has made what is in it.
+/// Removes a tree of any depth: with [`RegionStorage::Directory`] its content was made by a container.
 fn remove_tree(path: &Path) -> io::Result<()> {
     match trash::sweep(path, &[], &AtomicBool::new(false))?.into_iter().next() {
         Some((_, error)) => Err(error),

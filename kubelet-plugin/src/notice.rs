@@ -1,16 +1,16 @@
-//! What people are told about the node, in events and by `/healthz`: the object, what is wrong with it, what goes on
-//! meanwhile, and what to do. What comes from elsewhere and may be long is cut, as an event has room for 1 KiB and the
-//! advice stands last.
+//! Builds the notices about the node, for events and `/healthz`. A notice names the object, what is wrong
+//! with it, what goes on meanwhile, and what to do. Text from elsewhere that may be long is cut, because an
+//! event has room for 1 KiB and the advice comes last.
 
 use crate::claim::ClaimRef;
-use crate::gone::GonePartition;
+use crate::device_number_reuse::Reach;
 use crate::health::Verdict;
 use crate::health::cause::Cause;
 use crate::health::state::Told;
 use crate::ledger::Lost;
+use crate::lost_partitions::GonePartition;
 use crate::partitioning::Unclaimed;
 use crate::publish::PublishError;
-use crate::reach::Reach;
 use crate::selinux::LabelError;
 use crate::selinux::driver::Denied;
 use crate::store::Damage;
@@ -22,17 +22,17 @@ use aliquot_nvml::{EventKind, GpuError, GpuEvent};
 use aliquot_selinux::Label;
 use std::fmt::Display;
 
-/// Most bytes of a reason that is not ours.
+/// The largest size in bytes of a reason that this driver did not write.
 const REASON: usize = 480;
-/// What to do about a call to the driver that does not come back.
+/// The advice for a call to the driver that does not come back.
 const STUCK: &str = "nothing is read or changed there until the call comes back, other GPUs go on. See the kernel's log \
                      for NVRM and Xid messages; if it stays so, drain the node and reboot it";
 
-/// What becomes of a GPU instance that is to go.
+/// The notice that the agent destroys a GPU instance.
 const DESTROYS: &str =
     "The agent destroys it once nothing can be using it; if it stays, end the processes on it";
 
-/// The checkpoint was lost.
+/// Says that the checkpoint was lost.
 pub fn loss(lost: &Lost) -> String {
     let reason = cut(&lost.reason);
     if lost.is_beyond() {
@@ -49,7 +49,7 @@ pub fn loss(lost: &Lost) -> String {
     )
 }
 
-/// A copy of the checkpoint cannot be used.
+/// Says that a copy of the checkpoint cannot be used.
 pub fn damage(damage: &Damage) -> String {
     format!(
         "the checkpoint {} cannot be used ({}) and was kept as {}. The other copy is used; if there is none that can \
@@ -60,14 +60,14 @@ pub fn damage(damage: &Damage) -> String {
     )
 }
 
-/// Something of ours that containers have has not its SELinux label.
+/// Says that files of this driver in containers lack their SELinux label.
 pub fn unlabelled(failed: &[LabelError]) -> String {
     let Some((first, others)) = failed.split_first() else { return String::new() };
     let more = if others.is_empty() { String::new() } else { format!(" ({} more)", others.len()) };
     format!("{first}{more}. Claims that need it are not prepared until it can be labelled")
 }
 
-/// SELinux keeps containers from files of the driver.
+/// Says that SELinux keeps containers from files of the driver.
 pub fn driver_denied(container: &Label, denied: &[Denied]) -> String {
     let Some((first, others)) = denied.split_first() else { return String::new() };
     let more = if others.is_empty() { String::new() } else { format!(" ({} more)", others.len()) };
@@ -82,7 +82,7 @@ pub fn driver_denied(container: &Label, denied: &[Denied]) -> String {
     )
 }
 
-/// A claim has gone while it is prepared.
+/// Says that a claim has gone while it is prepared.
 pub fn vanished(claim: &ClaimRef, devices: &[&str]) -> String {
     format!(
         "claim {claim} is gone from the API or allocated otherwise, and {} is still prepared for it. It takes no other \
@@ -92,7 +92,7 @@ pub fn vanished(claim: &ClaimRef, devices: &[&str]) -> String {
     )
 }
 
-/// The devices of a claim have other numbers than its running containers know.
+/// Says that the devices of a claim have other numbers than its running containers know.
 pub fn renumbered() -> String {
     "the NVIDIA driver of this node gives the claim's devices other numbers than before, or has lost them: it was \
      loaded anew, or a MIG mode was switched. Containers that run keep the numbers that they were started with, which \
@@ -101,7 +101,7 @@ pub fn renumbered() -> String {
         .to_owned()
 }
 
-/// A claim for administration was prepared without these devices.
+/// Says that a claim for administration was prepared without these devices.
 pub fn left_out(devices: &[String]) -> String {
     format!(
         "prepared without {}: a virtual machine has the GPU, which is not with NVIDIA's driver meanwhile. Containers that \
@@ -110,7 +110,7 @@ pub fn left_out(devices: &[String]) -> String {
     )
 }
 
-/// A CDI spec may name other devices than it should.
+/// Says that a CDI spec may name other devices than it should.
 pub fn not_renumbered(claim: &ClaimRef, error: &str) -> String {
     format!(
         "whether the CDI spec of claim {claim} names the claim's own devices cannot be told, or it cannot be written \
@@ -120,7 +120,7 @@ pub fn not_renumbered(claim: &ClaimRef, error: &str) -> String {
     )
 }
 
-/// Containers of a claim may open what is not theirs.
+/// Says that containers of a claim may open devices that are not the claim's.
 pub fn reached(reach: &Reach, victims: &[&ClaimRef]) -> String {
     let users: Vec<String> = victims.iter().map(ToString::to_string).collect();
     let users = match users.as_slice() {
@@ -132,7 +132,7 @@ pub fn reached(reach: &Reach, victims: &[&ClaimRef]) -> String {
     )
 }
 
-/// A partition of a claim that is prepared is gone.
+/// Says that a partition of a prepared claim is gone.
 pub fn partition_gone(gone: &GonePartition) -> String {
     let GonePartition { claim, device, gpu, placement } = gone;
     format!(
@@ -142,7 +142,7 @@ pub fn partition_gone(gone: &GonePartition) -> String {
     )
 }
 
-/// A GPU instance is nobody's, and given out as it is.
+/// Says that a GPU instance belongs to no claim and is given out as it is.
 pub fn adopted(mig: &LiveMig, device: &DeviceName) -> String {
     format!(
         "GPU instance {} at {} on GPU {} belongs to no claim. Claims get it as it is, as device {device}, and it stays \
@@ -155,13 +155,13 @@ pub fn adopted(mig: &LiveMig, device: &DeviceName) -> String {
     )
 }
 
-/// How an administrator destroys an instance.
+/// Says how an administrator destroys an instance.
 fn removal(mig: &LiveMig) -> String {
     let (instance, gpu) = (mig.gpu_instance, &mig.parent);
     format!("nvidia-smi mig -dci -gi {instance} -i {gpu}, then nvidia-smi mig -dgi -gi {instance} -i {gpu}")
 }
 
-/// A GPU instance is nobody's, and in the way.
+/// Says that a GPU instance belongs to no claim and is in the way.
 pub fn foreign(mig: &LiveMig, unclaimed: Unclaimed, left_over: bool) -> String {
     let (instance, gpu) = (mig.gpu_instance, &mig.parent);
     let advice = match unclaimed {
@@ -185,8 +185,8 @@ pub fn foreign(mig: &LiveMig, unclaimed: Unclaimed, left_over: bool) -> String {
     )
 }
 
-/// The driver reported an error, of which this is made.
-/// `taints` says whether the API server keeps them.
+/// Says that the driver reported an error, and what follows from it. `taints` is true if the API server keeps
+/// taints.
 pub fn fault(event: &GpuEvent, fault: &str, verdict: Verdict, taints: bool) -> String {
     let gpu = event.gpu.as_ref().map_or_else(|| "unknown".to_owned(), ToString::to_string);
     let advice = match (event.kind, verdict) {
@@ -214,7 +214,7 @@ pub fn fault(event: &GpuEvent, fault: &str, verdict: Verdict, taints: bool) -> S
     format!("the driver reported {fault} on GPU {gpu}. {advice}")
 }
 
-/// A GPU has a taint for its health. `taints` says whether the API server keeps them.
+/// Says that a GPU has a taint for its health. `taints` is true if the API server keeps taints.
 pub fn tainted(gpu: &GpuUuid, told: &Told, taints: bool) -> String {
     let does = match told.taint.effect {
         TaintEffect::NoSchedule | TaintEffect::NoExecute if !taints => {
@@ -236,19 +236,19 @@ pub fn tainted(gpu: &GpuUuid, told: &Told, taints: bool) -> String {
     )
 }
 
-/// A taint of a GPU is gone.
+/// Says that a taint of a GPU is gone.
 pub fn taint_gone(gpu: &GpuUuid, told: &Told) -> String {
     format!("GPU {gpu}: taint {} is gone, set for: {}", shown(told), told.cause.text())
 }
 
-/// `gpu.example.com/xid=79:NoExecute`, as kubectl writes taints.
+/// Formats a taint as kubectl writes it: `gpu.example.com/xid=79:NoExecute`.
 fn shown(told: &Told) -> String {
     let taint = &told.taint;
     let value = if taint.value.is_empty() { String::new() } else { format!("={}", taint.value) };
     format!("{}{value}:{}", taint.key, taint.effect.as_str())
 }
 
-/// The driver as a whole does not answer.
+/// Says that the driver as a whole does not answer.
 pub fn no_driver(error: &GpuError) -> String {
     format!(
         "the node's GPUs cannot be read; what is published stays, with a taint that keeps claims off it, and nothing new \
@@ -258,16 +258,16 @@ pub fn no_driver(error: &GpuError) -> String {
     )
 }
 
-/// There is nothing for NVML to show.
+/// Says that the node has no GPU that NVML could show.
 pub const NO_GPU: &str = "this node has no GPU of NVIDIA on its PCI bus, and nothing to publish; keep agents off such \
                           nodes with kubeletPlugin.gpuNodeLabels or nodeSelector";
 
-/// What an agent before published is there no more.
+/// Says that the GPUs that an earlier agent published are not there any more.
 pub const WITHDRAWN: &str = "this node has no GPU of NVIDIA on its PCI bus any more, so its devices are no longer \
                              published; no claim has any. If it should have one, see the kernel's log, and look whether \
                              the board is seated and powered";
 
-/// NVML could not be opened since the agent's start.
+/// Says that NVML could not be opened since the agent's start.
 pub fn no_driver_yet(error: &GpuError) -> String {
     format!(
         "NVML cannot be opened: {}. Until it can, this agent publishes and prepares no GPU, what was published stays, \
@@ -277,7 +277,7 @@ pub fn no_driver_yet(error: &GpuError) -> String {
     )
 }
 
-/// A label of the Node asks for the driver.
+/// Says that a label of the Node asks for the driver to be unloaded.
 pub fn driver_asked_for(label: &str, claims: usize) -> String {
     let then = match claims {
         0 => "now".to_owned(),
@@ -289,7 +289,27 @@ pub fn driver_asked_for(label: &str, claims: usize) -> String {
     )
 }
 
-/// The driver is free of us.
+/// Says that other drivers give out GPUs of the node; `by` names the things by which they do.
+pub fn other_driver(by: &[String]) -> String {
+    format!(
+        "somebody else gives out GPUs of this node, too ({}): a GPU would be given out twice, so no claim gets one of them \
+         until that ends. Stop the other one on this node, or keep this agent off it",
+        by.join(", ")
+    )
+}
+
+/// Says that no other driver gives out GPUs any more.
+pub const OTHER_DRIVER_GONE: &str = "nobody else gives out GPUs of this node any more: claims get them again";
+
+/// Says that the GPU operator has its MIG manager on the node, by this label.
+pub fn mig_manager(label: &str) -> String {
+    format!(
+        "label {label}: the GPU operator's MIG manager runs here. When label nvidia.com/mig.config changes it destroys all \
+         partitions, those of running claims, too"
+    )
+}
+
+/// Says that NVML is closed and the kernel module is free of this agent.
 pub fn driver_let_go(label: &str) -> String {
     format!(
         "label {label}: NVML is closed, so that the kernel module is free of this agent, until the label is gone; no GPU \
@@ -297,7 +317,7 @@ pub fn driver_let_go(label: &str) -> String {
     )
 }
 
-/// NVML is closed, and something still uses it.
+/// Says that NVML is closed, and something still uses it.
 pub fn driver_held(label: &str) -> String {
     format!(
         "label {label}: NVML is closed, but a call of it has not come back, and the kernel module cannot be unloaded \
@@ -305,19 +325,19 @@ pub fn driver_held(label: &str) -> String {
     )
 }
 
-/// The label is gone before NVML was closed.
+/// Says that the label was removed before NVML was closed.
 pub fn driver_kept() -> String {
     "the label that asked for the driver is gone, and NVML was not closed: GPUs are given out again"
         .to_owned()
 }
 
-/// The label is gone.
+/// Says that the label was removed.
 pub fn driver_resumed() -> String {
     "the label that asked for the driver is gone: NVML is opened again, and GPUs are given out once the driver answers"
         .to_owned()
 }
 
-/// An administrator took a GPU out of service.
+/// Says that an administrator took a GPU out of service.
 pub fn cordoned(gpu: &GpuUuid, cordon: &Cordon, taints: bool) -> String {
     let does = match (taints, cordon.evict) {
         (true, true) => "claims that do not tolerate it do not get it, and pods that use it are evicted",
@@ -332,12 +352,12 @@ pub fn cordoned(gpu: &GpuUuid, cordon: &Cordon, taints: bool) -> String {
     )
 }
 
-/// A GPU is in service again.
+/// Says that a GPU is in service again.
 pub fn uncordoned(gpu: &GpuUuid) -> String {
     format!("GPU {gpu} is in service again: annotation {} is gone", cordon::key(gpu))
 }
 
-/// An annotation that should take a GPU out of service names none of this node.
+/// Says that an annotation that should take a GPU out of service names no GPU of this node.
 pub fn cordon_ignored(annotation: &str, node: &str) -> String {
     let annotation = cut(annotation);
     format!(
@@ -346,7 +366,7 @@ pub fn cordon_ignored(annotation: &str, node: &str) -> String {
     )
 }
 
-/// Errors of a GPU were cleared because an administrator has looked at them.
+/// Says that errors of a GPU were cleared because an administrator acknowledged them.
 pub fn acknowledged(gpu: &GpuUuid, said: &Acknowledgement, cleared: &[Cause]) -> String {
     let causes: Vec<String> = cleared.iter().map(|cause| cause.text()).collect();
     let reason = if said.reason.is_empty() { String::new() } else { format!(" ({})", cut(&said.reason)) };
@@ -357,7 +377,7 @@ pub fn acknowledged(gpu: &GpuUuid, said: &Acknowledgement, cleared: &[Cause]) ->
     )
 }
 
-/// An annotation that should clear the errors of a GPU cannot be understood.
+/// Says that an annotation that should clear the errors of a GPU cannot be understood.
 pub fn acknowledgement_ignored(annotation: &str, node: &str) -> String {
     let annotation = cut(annotation);
     format!(
@@ -367,7 +387,7 @@ pub fn acknowledgement_ignored(annotation: &str, node: &str) -> String {
     )
 }
 
-/// A GPU that is out of service is not seen.
+/// Says that a GPU that is out of service is not seen.
 pub fn cordoned_and_not_seen(gpu: &GpuUuid, node: &str) -> String {
     format!(
         "GPU {gpu} is cordoned, and is not seen on node {node}: it stays out of service should it come back. If it was \
@@ -375,7 +395,7 @@ pub fn cordoned_and_not_seen(gpu: &GpuUuid, node: &str) -> String {
     )
 }
 
-/// The API server refuses slices.
+/// Says that the API server refuses slices.
 pub fn refused(error: &PublishError) -> String {
     format!(
         "{}. What was published before stays, and it is tried again. Check whether an admission policy or webhook \
@@ -384,7 +404,7 @@ pub fn refused(error: &PublishError) -> String {
     )
 }
 
-/// Publishing fails again and again.
+/// Says that publishing fails again and again.
 pub fn not_published(error: &PublishError) -> String {
     format!(
         "{}. The ResourceSlices of this node are not as its GPUs are. What was published before stays, and it is tried \
@@ -393,7 +413,7 @@ pub fn not_published(error: &PublishError) -> String {
     )
 }
 
-/// The API server does not keep everything.
+/// Says that the API server does not keep all fields.
 pub fn features_off(gates: &str, offer: &[&str]) -> String {
     format!(
         "the API server drops fields of feature gates that are off ({gates}), so less is offered: {}. Switch them on in \
@@ -402,12 +422,12 @@ pub fn features_off(gates: &str, offer: &[&str]) -> String {
     )
 }
 
-/// A call to the driver does not come back.
+/// Says that a call to the driver does not come back.
 pub fn stuck(what: &impl Display) -> String {
     format!("{what}; {STUCK}")
 }
 
-/// The start of a text that is too long for a note.
+/// Returns the start of a text that is too long for a note.
 fn cut(text: &str) -> String {
     if text.len() <= REASON {
         return text.to_owned();

@@ -1,5 +1,5 @@
-//! Lists of the API, page by page: each has its own time limit, and no answer is larger than a page. What nobody reads of
-//! an object is not kept.
+//! Lists objects of the API, page by page. Each page has its own time limit, and no answer is larger than a
+//! page. Fields that nothing reads are not kept.
 
 use aliquot_api::{Kept, Lean, PAGE};
 use kube::api::{Api, ListParams};
@@ -9,36 +9,36 @@ use std::fmt::Debug;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Why a list could not be had.
+/// The reason why a list could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ListError {
     /// The API server refused, or cannot be reached.
     #[error("cannot list the {plural} (page {page}): {source}")]
     Api {
-        /// Of which kind.
+        /// The kind of the objects, in the plural.
         plural: String,
-        /// From 1 on.
+        /// The number of the page, from 1 on.
         page: u32,
-        /// Why not.
+        /// The reason.
         source: Box<kube::Error>,
     },
     /// The API server did not answer in time.
     #[error("cannot list the {plural} (page {page}): no answer within {waited:?}")]
     Timeout {
-        /// Of which kind.
+        /// The kind of the objects, in the plural.
         plural: String,
-        /// From 1 on.
+        /// The number of the page, from 1 on.
         page: u32,
-        /// The limit.
+        /// The time limit.
         waited: Duration,
     },
 }
 
-/// All objects, as they are now: without a version the API server does not answer from what it had. `limit` is the
-/// time for one page; `keep` says what is kept of each object.
+/// Returns all objects as they are now: without a resource version the API server does not answer from its
+/// cache. `limit` is the time for one page; `keep` selects what is kept of each object.
 ///
 /// # Errors
-/// [`ListError`], of the first page that cannot be had.
+/// Fails with [`ListError`] for the first page that cannot be read.
 pub async fn all<K>(
     api: &Api<Lean<K>>,
     params: ListParams,

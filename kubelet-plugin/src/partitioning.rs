@@ -1,21 +1,23 @@
-//! Who cuts GPUs into partitions on this node. It follows from what the API server keeps, so it is not
-//! known before the first look at the server, and two instances of the agent must agree on it.
+//! Keeps who makes partitions on this node: the agent or the administrator. This follows from what the API
+//! server keeps, so it is not known before the first look at the server, and two instances of the agent must
+//! agree on it.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Who makes partitions.
+/// The party that makes partitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Partitioning {
-    /// Not known yet: nothing that nobody knows is touched.
+    /// Not known yet: instances that no claim has are not touched.
     #[default]
     Unknown,
-    /// The agent, when a claim wants one. The server keeps counters.
+    /// The agent makes partitions when a claim wants one. The server keeps counters.
     OnDemand,
-    /// The administrator: what exists is published and given out as it is. The server keeps no counters.
+    /// The administrator makes partitions: those that exist are published and given out as they are. The
+    /// server keeps no counters.
     Fixed,
 }
 
@@ -36,14 +38,14 @@ pub enum Unclaimed {
 pub struct Shared(Arc<AtomicU8>);
 
 impl Shared {
-    /// A cell with this value.
+    /// Creates a cell with this value.
     pub fn new(value: Partitioning) -> Self {
         let cell = Self::default();
         cell.set(value);
         cell
     }
 
-    /// The value.
+    /// Returns the value.
     pub fn get(&self) -> Partitioning {
         match self.0.load(Ordering::Relaxed) {
             1 => Partitioning::OnDemand,

@@ -1,6 +1,7 @@
-//! Notes that hold for the boot in which they were written: a file each, in a directory beside the checkpoint. They say
-//! what the agent has done on the node where the checkpoint does not, or is lost. A reboot ends what they are about, so
-//! nobody waits until they are on the disk, and those of other boots are removed.
+//! Keeps notes that are valid only for the boot in which they were written: one file each, in a directory
+//! beside the checkpoint. They record what the agent has done on the node, where the checkpoint does not, or
+//! is lost. A reboot ends what the notes are about, so they are not synced to disk, and notes of other boots
+//! are removed.
 
 use crate::store::{StoreError, io_error, replace_until_reboot};
 use std::collections::BTreeMap;
@@ -8,10 +9,10 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What a file that is being written ends with.
+/// The suffix of a file that is being written.
 const UNFINISHED: &str = ".tmp";
 
-/// Notes of one kind.
+/// The notes of one kind.
 #[derive(Debug)]
 pub(crate) struct Notes {
     dir: PathBuf,
@@ -19,29 +20,29 @@ pub(crate) struct Notes {
 }
 
 impl Notes {
-    /// Those of a kind, which names the directory.
+    /// Returns the notes of a kind, which names the directory.
     pub(crate) fn new(data_dir: &Path, kind: &str, boot_id: &str) -> Self {
         Self { dir: data_dir.join(kind), boot_id: boot_id.to_owned() }
     }
 
-    /// Where the note of this name lies.
+    /// Returns the path of the note with this name.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.join(format!("{}_{name}", self.boot_id))
     }
 
-    /// Writes a note, in the place of one of that name.
+    /// Writes a note, replacing one of the same name.
     ///
     /// # Errors
-    /// Of the file system; the note is then as it was.
+    /// Fails if the file system refuses; the note is then unchanged.
     pub(crate) fn write(&self, name: &str, content: &[u8]) -> Result<(), StoreError> {
         fs::create_dir_all(&self.dir).map_err(io_error("create", &self.dir))?;
         replace_until_reboot(&self.path(name), content, 0o600)
     }
 
-    /// Writes a note in the place of one of another kind, so that at any moment there is one of the two.
+    /// Writes a note in the place of one of another kind, so that at any moment one of the two exists.
     ///
     /// # Errors
-    /// Of the file system; the other note is then as it was.
+    /// Fails if the file system refuses; the other note is then unchanged.
     pub(crate) fn take_over(&self, name: &str, other: &Self, other_name: &str) -> Result<(), StoreError> {
         fs::create_dir_all(&self.dir).map_err(io_error("create", &self.dir))?;
         let (from, to) = (other.path(other_name), self.path(name));
@@ -51,7 +52,7 @@ impl Notes {
         }
     }
 
-    /// Removes a note. That there was none is no error; one that stays is warned of.
+    /// Removes a note. It is no error if there was none; a note that cannot be removed causes a warning.
     pub(crate) fn forget(&self, name: &str) {
         let path = self.path(name);
         if let Err(error) = fs::remove_file(&path)
@@ -61,12 +62,13 @@ impl Notes {
         }
     }
 
-    /// What a note says, if there is one that can be read.
+    /// Returns the content of a note, if there is one that can be read.
     pub(crate) fn read(&self, name: &str) -> Option<Vec<u8>> {
         fs::read(self.path(name)).ok()
     }
 
-    /// All notes by name; those of other boots, and what a dead process began to write, are removed or left out.
+    /// Returns all notes by name. Notes of other boots are removed, and files that a dead process left
+    /// unfinished are left out.
     pub(crate) fn all(&self) -> BTreeMap<String, PathBuf> {
         let mut notes = BTreeMap::new();
         for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {

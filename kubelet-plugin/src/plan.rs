@@ -1,5 +1,5 @@
-//! What preparing a claim takes, as data: decided from a snapshot, written ahead to the checkpoint,
-//! executed step by step, undone in reverse. No I/O here.
+//! Plans how to prepare a claim, as data. The plan is decided from a snapshot, written ahead to the
+//! checkpoint, executed step by step, and undone in reverse. No I/O is done here.
 
 mod checks;
 mod refusal;
@@ -19,12 +19,12 @@ use aliquot_model::{DriverCapabilities, GpuInfo, GpuUuid, LiveMig, MigCapability
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// What to do for a claim.
+/// The plan for preparing a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     /// The claim's devices, as the ledger will hold them.
     pub devices: Vec<Device>,
-    /// What to do, in order.
+    /// The steps, in order.
     pub steps: Vec<Step>,
 }
 
@@ -40,52 +40,53 @@ impl fmt::Display for Plan {
     }
 }
 
-/// What partitions that exist and that no claim has are to a claim.
+/// The treatment of partitions that exist and that no claim has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Existing {
-    /// All that there is, because the API server keeps no counters: they are given out as they are, none is made.
+    /// Existing partitions are given out as they are, and none is made, because the API server keeps no
+    /// counters.
     Fixed,
-    /// One is given out as it is to a claim that has its device; others are made beside it.
+    /// An existing partition is given to a claim that has its device; others are made beside it.
     Adopted,
-    /// In the way.
+    /// Existing partitions are in the way.
     InTheWay,
 }
 
-/// What GPUs are to virtual machines, or why none could have them.
+/// The passthrough facts of each GPU, or the reason why no virtual machine can have it.
 pub type Offers = BTreeMap<GpuUuid, Result<Passthrough, String>>;
 
-/// What the decision is made from, read under the node's lock.
+/// The facts that the decision is made from, read under the node's lock.
 #[derive(Debug, Clone, Copy)]
 pub struct Snapshot<'a> {
-    /// GPUs that can be read.
+    /// The GPUs that can be read.
     pub gpus: &'a [GpuInfo],
-    /// Partitions that exist.
+    /// The partitions that exist.
     pub live: &'a [LiveMig],
-    /// What is held.
+    /// The ledger of everything that is held.
     pub ledger: &'a Ledger,
-    /// What partitions that no claim has are to this one.
+    /// The treatment of partitions that no claim has.
     pub existing: Existing,
-    /// The boot we are in.
+    /// The ID of the current boot.
     pub boot_id: &'a str,
-    /// UUIDs of partitions that this agent made. One that no claim has is left over, and never adopted.
+    /// The UUIDs of partitions that this agent made. One that no claim has is left over, and never adopted.
     pub made: &'a BTreeSet<String>,
-    /// Most tenants of a shared GPU.
+    /// The largest number of tenants of a shared GPU.
     pub slots: u32,
-    /// Most bytes of managed memory that a share may have on top of its memory.
+    /// The largest number of bytes of managed memory that a share may have on top of its memory.
     pub oversubscribe_at_most: u64,
-    /// Whether a supervisor runs MPS daemons on the node.
+    /// True if a supervisor runs MPS daemons on the node.
     pub mps: bool,
-    /// GPUs that virtual machines can have.
+    /// The passthrough offers of GPUs that virtual machines may ask for.
     pub offers: &'a Offers,
-    /// Those of them that the driver keeps initialised while nothing uses them.
+    /// The GPUs among them that the driver keeps initialised while nothing uses them.
     pub persistent: &'a BTreeSet<GpuUuid>,
 }
 
-/// Decides what preparing a claim takes. `prior` is the claim's own record from an earlier boot, whose
-/// binding to GPUs holds.
+/// Decides the steps that prepare a claim. `prior` is the claim's own record from an earlier boot; its
+/// binding to GPUs still holds.
 ///
 /// # Errors
-/// [`PlanError`], which names request, device and whatever is in the way.
+/// Fails with [`PlanError`], which names the request, the device and what is in the way.
 pub fn plan(snapshot: &Snapshot<'_>, request: &Request, prior: Option<&Record>) -> Result<Plan, PlanError> {
     let mut devices: Vec<Device> = Vec::with_capacity(request.devices.len());
     let mut steps = Steps::default();
@@ -97,7 +98,7 @@ pub fn plan(snapshot: &Snapshot<'_>, request: &Request, prior: Option<&Record>) 
     Ok(Plan { steps: steps.finish(!devices.is_empty()), devices })
 }
 
-/// One result: what it holds, and the steps to get there.
+/// Plans one result: what it holds, and the steps to get there.
 fn device(
     snapshot: &Snapshot<'_>,
     request: &Request,
@@ -140,14 +141,14 @@ fn device(
     Ok(device)
 }
 
-/// Steps by what must come first: modes, then partitions, then the rest, then what takes GPUs from the driver, then the
-/// spec that names all.
+/// The steps, grouped by order: modes come first, then partitions, the rest, the steps that take GPUs from
+/// the driver, and last the spec that names all devices.
 #[derive(Default)]
 struct Steps {
     modes: Vec<Step>,
     partitions: Vec<Step>,
     rest: Vec<Step>,
-    /// One for all GPUs, each of which is exclusive by then.
+    /// One daemon for all GPUs, each of which is exclusive by then.
     daemon: Option<Step>,
     last: Vec<Step>,
 }
@@ -179,7 +180,7 @@ impl Steps {
                     self.modes.push(step);
                 }
             }
-            // The mode may have been switched on by another claim's step; whoever is last switches off.
+            // Another claim's step may have switched the mode on; the claim that ends last switches it off.
             MigCapability::Supported { needs_reset: false, .. } if wanted && !fixed => {
                 let step = Step::SwitchMig { gpu: gpu.uuid.clone(), on: true };
                 if !self.modes.contains(&step) {
@@ -216,7 +217,7 @@ impl Steps {
     }
 }
 
-/// The GPU that the device's name means, if it is still the one that the claim got.
+/// Returns the GPU that the device's name means, if it is still the one that the claim got.
 fn gpu_of<'a>(
     snapshot: &Snapshot<'a>,
     request: &Request,
@@ -248,7 +249,7 @@ fn gpu_of<'a>(
     }
 }
 
-/// The ledger's view of a result.
+/// Builds the ledger's description of a result.
 fn describe(
     snapshot: &Snapshot<'_>,
     request: &Request,
@@ -321,7 +322,7 @@ fn describe(
     })
 }
 
-/// A GPU for a virtual machine, if one can have it.
+/// Returns the data of a GPU for a virtual machine, if one can have it.
 fn passed(
     snapshot: &Snapshot<'_>,
     allocated: &Allocated,

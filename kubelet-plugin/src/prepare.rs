@@ -1,10 +1,11 @@
-//! Prepare and unprepare on this node, safe against a kill at any instruction.
+//! Prepares and unprepares claims on this node, safe against a kill at any instruction.
 //!
-//! An operation reserves its claim and the GPUs whose hardware it changes ([`crate::reservation`]) and gathers
-//! the hardware's state. Under the node's lock it reads the checkpoint, decides ([`crate::plan`]) and writes the
-//! decision ahead. Without the lock, for a driver may take long and a child process longer, it executes. Under
-//! the lock again it writes that it is done. A record that is found half done, and whose claim nobody has
-//! reserved, belongs to a dead process: all its inverses are run, which is right from any state.
+//! An operation reserves its claim and the GPUs whose hardware it changes ([`crate::reservation`]) and
+//! gathers the hardware's state. Under the node's lock it reads the checkpoint, decides ([`crate::plan`]) and
+//! writes the decision ahead. Then it executes without the lock, because a driver may take long and a child
+//! process longer. Under the lock again it writes that it is done. A record that is found half done, and
+//! whose claim nobody has reserved, belongs to a dead process: all its inverses are run, which is right from
+//! any state.
 //!
 //! | found at start | what happens |
 //! |---|---|
@@ -54,11 +55,11 @@ use ask::same_results;
 use attempt::{forget_attempt, hardware, put};
 
 use crate::claim::{ClaimRef, ResultKey};
+use crate::driver_unload;
 use crate::execute::Machine;
 use crate::former::Allocations;
 use crate::ledger::{Ledger, Lost, Record};
 use crate::partitioning::{self, Unclaimed};
-use crate::pause;
 use crate::releases;
 use crate::reservation::{self, ReserveError, Reserved};
 use crate::selinux::LabelError;
@@ -69,78 +70,79 @@ use aliquot_nvml::Inventory;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// One prepared allocation result, as the kubelet wants it.
+/// A prepared allocation result, in the form that the kubelet wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prepared {
-    /// Request, without subrequest.
+    /// The request, without its subrequest.
     pub request: String,
-    /// Pool.
+    /// The pool.
     pub pool: String,
-    /// Device.
+    /// The device.
     pub device: String,
-    /// Share.
+    /// The share ID.
     pub share_id: Option<String>,
-    /// CDI ids.
+    /// The CDI IDs.
     pub cdi: Vec<String>,
 }
 
-/// What was found and done at start.
+/// The result of the recovery at start.
 #[derive(Debug, Default)]
 pub struct Recovery {
-    /// Copies of the checkpoint that could not be read.
+    /// The copies of the checkpoint that could not be read.
     pub damaged: Vec<Damage>,
-    /// Whether none could, now or at an earlier start, so that not everything is accounted for.
+    /// The loss, if no copy could be read, now or at an earlier start, so that not everything is accounted
+    /// for.
     pub lost: Option<Lost>,
-    /// Claims whose records only a newer release understands.
+    /// The claims whose records only a newer release understands.
     pub newer: Vec<ClaimRef>,
-    /// Half-done claims that were undone.
+    /// The half-done claims that were undone.
     pub undone: Vec<ClaimRef>,
-    /// Half-done claims that could not be undone yet, with the reason.
+    /// The half-done claims that could not be undone yet, with the reason.
     pub failed: Vec<(ClaimRef, String)>,
-    /// Claims that the checkpoint does not know although their CDI specs are here.
+    /// The claims that the checkpoint does not know although their CDI specs are here.
     pub unaccounted: Vec<Unaccounted>,
-    /// Files and directories without a claim that were removed.
+    /// The files and directories without a claim that were removed.
     pub orphans: Vec<String>,
-    /// What containers have of ours and could not be given its SELinux label.
+    /// The files of this driver in containers that could not be given their SELinux label.
     pub unlabelled: Vec<LabelError>,
-    /// CDI specs of earlier releases whose hooks were brought up to date.
+    /// The CDI specs of earlier releases whose hooks were brought up to date.
     pub renewed: Vec<String>,
 }
 
-/// The node as prepare and unprepare see it.
+/// The state and settings of the node that prepare and unprepare work on.
 #[derive(Debug, Clone)]
 pub struct Node {
-    /// Checkpoint.
+    /// The checkpoint.
     pub store: Store,
-    /// Hardware, directories, CDI.
+    /// The hardware, directories and CDI specs.
     pub machine: Machine,
-    /// Most tenants of a shared GPU.
+    /// The largest number of tenants of a shared GPU.
     pub slots: u32,
-    /// Most bytes of managed memory that a share may have on top of its memory.
+    /// The largest number of bytes of managed memory that a share may have on top of its memory.
     pub oversubscribe_at_most: u64,
-    /// How long to wait for the lock.
+    /// The longest time to wait for the lock.
     pub lock_timeout: Duration,
-    /// Whether releases are recorded for the controller.
+    /// True if releases are recorded for the controller.
     pub report_usage: bool,
-    /// Whether containers of claims that are prepared from now on get device metadata files.
+    /// True if containers of claims that are prepared from now on get device metadata files.
     pub device_metadata: bool,
-    /// How long GPU instances of a claim that is kept without a pod stay at most; zero: not at all.
+    /// The longest time that GPU instances of a claim that is kept without a pod stay; zero keeps none.
     pub hold_at_most: Duration,
-    /// Who makes partitions; set by the publisher.
+    /// The way in which partitions are made; set by the publisher.
     pub partitioning: partitioning::Shared,
-    /// What becomes of instances that no claim has.
+    /// The treatment of instances that no claim holds.
     pub unclaimed: Unclaimed,
-    /// Whether the driver is to be unloaded.
-    pub wish: pause::Wish,
-    /// What was given back since the API was asked what a lost checkpoint had.
+    /// The administrator's wish to unload the driver.
+    pub wish: driver_unload::Wish,
+    /// The claims that were unprepared since the API was asked which claims a lost checkpoint had.
     pub given_back: GivenBack,
 }
 
 impl Node {
-    /// The boot we are in.
+    /// Returns the ID of the current boot.
     ///
     /// # Errors
-    /// [`PrepareError::BootId`].
+    /// Fails with [`PrepareError::BootId`].
     pub fn boot_id(&self) -> Result<String, PrepareError> {
         let path = self.machine.proc_root.join("sys/kernel/random/boot_id");
         std::fs::read_to_string(&path)
@@ -148,10 +150,10 @@ impl Node {
             .map_err(|source| PrepareError::BootId { path, source })
     }
 
-    /// What the controller is to know of this node, after forgetting what it acknowledged.
+    /// Returns the usage that the controller is to know of this node, after forgetting what it acknowledged.
     ///
     /// # Errors
-    /// If lock or checkpoint cannot be had.
+    /// Fails if the lock or the checkpoint is not available.
     pub fn usage(&self, acknowledged: &NodeUsageStatus) -> Result<NodeUsageSpec, StoreError> {
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
@@ -163,10 +165,11 @@ impl Node {
         Ok(releases::spec(&ledger))
     }
 
-    /// Notes who was given GPUs that are no longer here, as the API said. Returns whether anything changed.
+    /// Notes the claims that were given GPUs that are no longer here, as the API reported. Returns true if
+    /// anything changed.
     ///
     /// # Errors
-    /// If lock or checkpoint cannot be had.
+    /// Fails if the lock or the checkpoint is not available.
     pub fn note_former(
         &self,
         asked: &BTreeMap<u32, GpuUuid>,
@@ -181,19 +184,20 @@ impl Node {
         Ok(changed)
     }
 
-    /// A claim's record.
+    /// Returns a claim's record.
     ///
     /// # Errors
-    /// If lock or checkpoint cannot be had.
+    /// Fails if the lock or the checkpoint is not available.
     pub fn record(&self, uid: &str) -> Result<Option<Record>, StoreError> {
         let mut locked = self.store.lock(self.lock_timeout)?;
         Ok(locked.load()?.ledger.claims.remove(uid))
     }
 
-    /// Whether a claim has these results prepared now, and is not parked. One of a newer release has what it had.
+    /// Returns true if a claim has these results prepared now, and is not parked. A claim with a record of a
+    /// newer release counts as having them.
     ///
     /// # Errors
-    /// If lock or checkpoint cannot be had.
+    /// Fails if the lock or the checkpoint is not available.
     pub fn has_prepared(&self, uid: &str, keys: &[ResultKey]) -> Result<bool, StoreError> {
         let ledger = self.ledger()?;
         let of_record = |record: &Record| record.keys() == keys && record.parked_until().is_none();
@@ -212,21 +216,31 @@ impl Node {
         reservation::gpus(self.store.dir(), gpus, self.lock_timeout)
     }
 
-    /// Whether no claim holds anything here. What a newer release left behind of a claim that was given back holds
-    /// nobody up.
+    /// Returns true if no claim holds anything here. Records that a newer release left behind of a claim that
+    /// was unprepared do not count.
     ///
     /// # Errors
-    /// If lock or checkpoint cannot be had.
+    /// Fails if the lock or the checkpoint is not available.
     pub fn is_idle(&self) -> Result<bool, StoreError> {
         let ledger = self.ledger()?;
         Ok(ledger.claims.is_empty() && self.specs()?.is_empty())
     }
 
-    /// Does something while no claim has anything here and nobody works on a GPU: who prepares one waits, and then finds
-    /// what was done. Returns false if a claim has something.
+    /// Returns true if nothing would be lost with the node's records: the node is idle, and a newer release
+    /// has left nothing that only it understands.
     ///
     /// # Errors
-    /// If GPUs, lock or checkpoint cannot be had.
+    /// Fails if the records cannot be read.
+    pub fn has_nothing(&self) -> Result<bool, StoreError> {
+        Ok(self.is_idle()? && !self.ledger()?.has_newer())
+    }
+
+    /// Calls `act` while no claim has anything here and no operation works on a GPU. An operation that
+    /// prepares a claim waits, and then finds what `act` did. Returns false without calling `act` if a claim
+    /// has something.
+    ///
+    /// # Errors
+    /// Fails if the GPUs cannot be reserved, or if the lock or the checkpoint is not available.
     pub fn while_unused(&self, act: impl FnOnce()) -> Result<bool, PrepareError> {
         let _gpus = self.reserve_gpus(&self.all_gpus(&self.ledger()?.bindings))?;
         let ledger = self.ledger()?;

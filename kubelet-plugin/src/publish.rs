@@ -1,9 +1,9 @@
 //! Keeps the node's ResourceSlices in the API as they should be.
 //!
-//! Level-triggered: whatever wakes the loop (a change of the node, of our slices, of the Node object, a
-//! timer), it computes what should be there, reads what is there, and writes the difference. The kubelet
-//! deletes all slices of its node when it starts; the watch sees that and the loop puts them back.
-//! Nothing gives up: every error is tried again, more slowly.
+//! The publisher is level-triggered. Whatever wakes the loop (a change of the node, of this driver's slices,
+//! of the Node object, a timer), it computes the desired slices, reads the actual ones, and writes the
+//! difference. The kubelet deletes all slices of its node when it starts; the watch sees that, and the loop
+//! writes them again. The loop never gives up: every error is retried, with growing pauses.
 //!
 //! While two instances run side by side, the one that holds `publish.lock` publishes; the other stands by.
 
@@ -15,7 +15,9 @@ mod former;
 mod lease;
 mod memory;
 mod mps;
+mod others;
 mod phase;
+mod pod_resources;
 mod wakes;
 mod write;
 
@@ -25,16 +27,17 @@ use basis::Basis;
 use call::call;
 use lease::ControllerLease;
 use memory::Memory;
+use others::Others;
 use wakes::Wake;
 
+use crate::allocation_mode::{Target, Waits};
+use crate::driver_unload;
 use crate::events::Events;
 use crate::health::{Health, Monitor};
 use crate::http::Readiness;
 use crate::metrics::{Gate, Metrics, Mode};
-use crate::mode::{Target, Waits};
 use crate::notice;
 use crate::partitioning::{self, Partitioning};
-use crate::pause;
 use crate::prepare::{Node, Overview};
 use crate::reasons;
 use crate::resourceslice::{Dropped, Owner};
@@ -59,36 +62,42 @@ use tokio_util::sync::CancellationToken;
 
 const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LAST_RETRY: Duration = Duration::from_secs(60);
-/// Events that come together are answered together.
+/// The time in which events are collected and answered together.
 const DEBOUNCE: Duration = Duration::from_millis(100);
-/// What `/healthz` says of publishing.
+/// The name of the publisher's entry in `/healthz`.
 const NOTE: &str = "publish";
-/// From so many failures in a row on, whatever they are, somebody should look.
+/// The number of failures in a row after which any error is reported.
 const LASTING: u32 = 5;
 const STANDBY_POLL: Duration = Duration::from_secs(1);
 
-/// What does not change while the agent runs.
+/// The settings that do not change while the agent runs.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Driver name.
+    /// The name of the driver.
     pub driver: String,
-    /// Node name.
+    /// The name of the node.
     pub node: String,
-    /// Mode unless the Node says otherwise.
+    /// The allocator mode unless the Node says otherwise.
     pub mode: Target,
-    /// Most tenants of a shared GPU, and of a shared partition.
+    /// The largest number of tenants of a shared GPU, and of a shared partition.
     pub slots: u32,
-    /// Whether shares of partitions are published.
+    /// True if shares of partitions are published.
     pub mig_shares: bool,
-    /// Waits of a hand-over.
+    /// The waiting times of a hand-over.
     pub waits: Waits,
-    /// Namespace of the controller's Lease.
+    /// The time for which another driver that gave out the node's GPUs has to be away.
+    pub other_driver_grace: Duration,
+    /// The kubelet's pod-resources socket, which lists the devices of pods.
+    pub pod_resources_socket: PathBuf,
+    /// The namespace and name of the agent's own pod, if it runs in one.
+    pub own_pod: Option<(String, String)>,
+    /// The namespace of the controller's Lease.
     pub lease_namespace: String,
-    /// Name of the controller's Lease.
+    /// The name of the controller's Lease.
     pub lease_name: String,
-    /// Full comparison at least this often.
+    /// The longest interval between full comparisons.
     pub resync: Duration,
-    /// Data directory.
+    /// The data directory.
     pub data_dir: PathBuf,
 }
 
@@ -100,25 +109,28 @@ pub struct Publisher {
     metrics: Metrics,
     readiness: Arc<Readiness>,
     node: Arc<Node>,
-    /// When it was last asked who was given GPUs that are no longer here.
+    /// The time at which the API was last asked which claims were given GPUs that are no longer here.
     asked_for_former: Option<Instant>,
     partitioning: partitioning::Shared,
-    /// Told when that changes, for it decides which partitions are strangers.
+    /// Notified when `partitioning` changes, because partitioning decides which partitions are foreign.
     changed: Arc<Notify>,
     overview: watch::Receiver<Arc<Overview>>,
     vanished: watch::Receiver<Arc<BTreeSet<String>>>,
     monitor: Monitor,
     health: watch::Receiver<Arc<Health>>,
-    /// Names of what is published, for the health service.
+    /// The names of the published devices, for the health service.
     published: watch::Sender<Arc<Vec<DeviceName>>>,
     memory: Memory,
-    /// Generation of what was last seen or written completely.
+    /// The pool generation that was last seen or written completely.
     generation: i64,
-    /// What the server keeps, and the version for which that was found out.
+    /// The features that the server keeps, with the server version for which they were found out.
     server: Option<(String, ServerFeatures)>,
     lease: ControllerLease,
     told_cordons: cordon::Told,
-    /// Annotations of which was told that they are ignored.
+    told_others: Others,
+    /// True if it is known that no pod has GPUs from another driver.
+    nobody_else: bool,
+    /// The acknowledgement annotations that were already reported as ignored.
     told_acknowledgements: BTreeSet<String>,
 }
 
@@ -129,7 +141,7 @@ impl std::fmt::Debug for Publisher {
 }
 
 impl Publisher {
-    /// A publisher; [`Publisher::run`] does the work.
+    /// Creates a publisher; [`Publisher::run`] does the work.
     #[expect(clippy::too_many_arguments, reason = "wiring, once")]
     pub fn new(
         settings: Settings,
@@ -164,12 +176,14 @@ impl Publisher {
             server: None,
             lease: ControllerLease::default(),
             told_cordons: cordon::Told::default(),
+            told_others: Others::default(),
+            nobody_else: false,
             told_acknowledgements: BTreeSet::new(),
         }
     }
 
-    /// Publishes until cancelled. The slices stay: pods go on, and the kubelet removes them if nobody
-    /// comes back.
+    /// Publishes until cancelled. The slices stay: pods go on, and the kubelet removes the slices if no
+    /// instance comes back.
     pub async fn run(mut self, cancel: CancellationToken) {
         let Some(_lock) = self.stand_by(&cancel).await else { return };
         self.memory = Memory::load(&self.settings.data_dir);
@@ -177,9 +191,10 @@ impl Publisher {
         let mut wakes = self.wakes();
         let mut retry = FIRST_RETRY;
         let mut failures = 0u32;
-        // When to publish in any case, and when to see whether the node's own state asks for it.
+        // `due` is when to publish in any case; `soon` is when to check whether the node's own state requires
+        // it.
         let (mut due, mut soon) = (Instant::now(), None::<Instant>);
-        // What was published, as long as nothing but the node's own state woke us.
+        // The basis that was last published, as long as only the node's own state has woken the loop.
         let mut published: Option<Basis> = None;
         loop {
             tokio::select! {
@@ -234,12 +249,13 @@ impl Publisher {
         }
     }
 
-    /// Says why it failed, for the `failures`th time in a row: a refusal at once, anything else when it lasts.
+    /// Reports the error of the `failures`th failure in a row: a refusal at once, any other error when it
+    /// lasts.
     fn report(&self, error: &PublishError, failures: u32) {
         let (reason, note) = match error.code() {
             Some(403 | 422) => (reasons::PUBLISH_REFUSED, notice::refused(error)),
             _ if failures >= LASTING => (reasons::PUBLISH_FAILED, notice::not_published(error)),
-            // Somebody else wrote; the next look sees it.
+            // Another client wrote in between; the next look sees it.
             Some(409) => return tracing::debug!(%error, "publishing again after a conflict"),
             _ => return tracing::warn!(%error, "not published"),
         };
@@ -247,7 +263,7 @@ impl Publisher {
         self.events.node_warning(reason, note);
     }
 
-    /// Waits until no other instance publishes.
+    /// Waits until no other instance publishes. Returns the lock, or `None` if cancelled.
     async fn stand_by(&self, cancel: &CancellationToken) -> Option<Flock<File>> {
         let path = self.settings.data_dir.join("publish.lock");
         let mut said = false;
@@ -283,12 +299,12 @@ impl Publisher {
     }
 
     fn slices_selector(&self) -> String {
-        format!("spec.nodeName={},spec.driver={}", self.settings.node, self.settings.driver)
+        format!("spec.nodeName={}", self.settings.node)
     }
 
-    /// What the last look at the node says of its slices. Without any look at the hardware there is nothing to say, and
-    /// what is published stays, also where some GPUs are known from before. A node whose bus has no GPU has nothing to
-    /// publish.
+    /// Returns the basis of the slices from the last look at the node. Without any look at the hardware there
+    /// is none, and the published slices stay, also where some GPUs are known from before. A node without a
+    /// GPU on its bus has nothing to publish.
     fn basis(&mut self) -> Option<Basis> {
         let overview = Arc::clone(&self.overview.borrow_and_update());
         let opened = self.readiness.gpus.load(Ordering::Relaxed);
@@ -302,7 +318,7 @@ impl Publisher {
         Some(Basis::of(&overview, &health, &vanished, driver, xids, &self.node.machine.mps))
     }
 
-    /// Makes the API say what follows from a look. Returns when to look again at the latest.
+    /// Makes the slices in the API match a look. Returns the longest time until the next look.
     async fn reconcile(
         &mut self,
         node: Option<&ApiNode>,
@@ -310,7 +326,7 @@ impl Publisher {
     ) -> Result<Option<Duration>, PublishError> {
         let Some(basis) = basis else { return Ok(None) };
         let withdrawn = self.overview.borrow().withdrawn;
-        let Basis { mut gpus, here, passed, passthrough, mps, shared_partitions, not_asked, has_former } =
+        let Basis { gpus: all, here, passed, passthrough, mps, shared_partitions, not_asked, has_former } =
             basis;
         let node = match node {
             Some(node) => node.clone(),
@@ -326,21 +342,25 @@ impl Publisher {
         };
         let mut features = self.features().await?;
         let cordons = cordon::read(&node);
-        let paused = pause::asked(&node).is_some();
+        let paused = driver_unload::asked(&node).is_some();
         loop {
-            let actual = self.list().await?;
+            let (actual, theirs): (Vec<_>, Vec<_>) =
+                self.list().await?.into_iter().partition(|slice| slice.spec.driver == owner.driver);
+            let mut gpus = all.clone();
+            let (others, others_again) = self.others(&node, &theirs).await?;
             if withdrawn && !actual.is_empty() {
                 self.events.node_warning(reasons::GPUS_WITHDRAWN, notice::WITHDRAWN.to_owned());
             }
             self.note_told_cordons(&actual, &gpus);
             cordon::apply(&mut gpus, &cordons, &owner.driver, features);
             if !features.taints {
-                // There is no other way to keep claims off a GPU that is ill.
+                // Without taints there is no other way to keep claims off an ill GPU.
                 gpus.retain(|gpu| gpu.taints.iter().all(|taint| taint.effect == TaintEffect::None));
             }
             if paused {
-                cordon::close(&mut gpus, |_| Some(pause::taint(&owner.driver)), features);
+                cordon::close(&mut gpus, |_| Some(driver_unload::taint(&owner.driver)), features);
             }
+            cordon::close(&mut gpus, |_| others.taint(&owner.driver), features);
             let (phase, wake) = self.decide_phase(&node, &actual, features).await?;
             owner.hand_over_until = phase.until(&self.settings.waits);
             let options = layout::Options {
@@ -356,7 +376,8 @@ impl Publisher {
                 // Not even a slice without devices, as most nodes may have no GPU.
                 desired.clear();
             }
-            // Administration has no taints. It opens the driver, too, and a GPU that a virtual machine has is not with it.
+            // Admin devices carry no taints. Admin access opens the driver, too, and a GPU that a virtual
+            // machine has is not with the driver.
             let watched = |name: &DeviceName| !paused && !passed.contains(&name.minor());
             for slice in &mut desired {
                 slice.devices.retain(|device| device.kind() != DeviceKind::Admin || watched(&device.name));
@@ -368,9 +389,11 @@ impl Publisher {
             }
             self.note_partitioning(features)?;
             self.tell_cordons(&cordons, &here, features);
+            self.tell_others(others);
             self.note_published(&desired, phase.mode());
             let again = self.note_hand_over(&desired, phase)?;
             self.ask_for_former(not_asked, has_former, &owner.pool).await?;
+            let wake = wake.into_iter().chain(others_again).min();
             return Ok(if again { Some(Duration::ZERO) } else { wake });
         }
     }
@@ -383,11 +406,11 @@ impl Publisher {
 
     async fn list(&self) -> Result<Vec<ResourceSlice>, PublishError> {
         let params = ListParams::default().fields(&self.slices_selector());
-        let list = call("list our ResourceSlices", self.slices_api().list(&params)).await?;
+        let list = call("list the node's ResourceSlices", self.slices_api().list(&params)).await?;
         Ok(list.items)
     }
 
-    /// What the server keeps; found out anew when its version changes.
+    /// Returns the features that the server keeps. They are found out anew when the server's version changes.
     async fn features(&mut self) -> Result<ServerFeatures, PublishError> {
         let version = call("read the server's version", self.client.apiserver_version()).await?;
         if let Some((known, features)) = &self.server
@@ -395,14 +418,15 @@ impl Publisher {
         {
             return Ok(*features);
         }
-        // A server that does not say is taken for a new one; what it drops is seen.
+        // A server that does not give its version is taken for a new one; fields that it drops are seen
+        // later.
         let digits: String = version.minor.chars().take_while(char::is_ascii_digit).collect();
         let features = ServerFeatures::all_of_minor(digits.parse().unwrap_or(u32::MAX));
         self.server = Some((version.git_version, features));
         Ok(features)
     }
 
-    /// Goes on with less, and says so.
+    /// Goes on without the features that the server dropped, and reports it.
     fn reduce(&mut self, features: ServerFeatures, dropped: Dropped) -> ServerFeatures {
         let features = dropped.without(features);
         let gates = dropped.gates().join(", ");
@@ -424,7 +448,8 @@ impl Publisher {
         features
     }
 
-    /// What was published without loss, or was there already, says what the server keeps.
+    /// Notes the features that the server keeps, as shown by what was published without loss or was there
+    /// already.
     fn note_partitioning(&mut self, features: ServerFeatures) -> Result<(), PublishError> {
         self.monitor.note_taints(features.taints);
         for (gate, on) in [

@@ -35,6 +35,16 @@ aliquot_model::event_reasons! {
     /// An annotation that should take a GPU out of service names none of this node.
     Warning of [Node] CORDON_IGNORED = "CordonIgnored", "correct or remove it, and use `aliquot cordon`";
 
+    /// Somebody else gives out GPUs of the node, too; nothing of ours is given out there.
+    Warning of [Node] OTHER_DRIVER = "OtherDriver",
+        "stop the other one on this node, or keep the agent off it; \
+         [beside other software](../coexistence.md#what-aliquot-notices)";
+    /// Nobody else gives out GPUs of the node any more.
+    Normal of [Node] OTHER_DRIVER_GONE = "OtherDriverGone", "–";
+    /// The GPU operator's MIG manager runs on the node.
+    Warning of [Node] MIG_MANAGER = "MigManager",
+        "label the node `nvidia.com/gpu.deploy.mig-manager=false`; [MIG manager](../coexistence.md#mig-manager)";
+
     /// The GPU operator asks for the driver, and nothing of the node is given out.
     Normal of [Node] DRIVER_PAUSED = "DriverPaused",
         "end the pods that use GPUs; [when the GPU operator asks for it](../health.md#when-the-gpu-operator-asks-for-it)";

@@ -1,8 +1,8 @@
-//! A record that was lost, made anew from what is left: the claim's allocation in the API, its CDI spec, the
-//! hardware, and the files of its shares. Pure.
+//! Makes a lost record anew from what is left: the claim's allocation in the API, its CDI spec, the hardware,
+//! and the files of its shares. Pure: it does no I/O.
 //!
-//! Where these agree there is one record that can have been written, but for when it was. Where they do not, nobody
-//! knows what a pod is running with, so there is none, and the reason is told.
+//! If these agree, only one record can have been written, except for its time. If they do not agree, nobody
+//! knows which devices a pod is running with. Then no record is made, and the reason is reported.
 
 use crate::claim::Request;
 use crate::ledger::{Device, Ledger, Limit, Share};
@@ -14,34 +14,34 @@ use aliquot_nvml::Inventory;
 use aliquot_quota::QuotaFile;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// In what they do not agree.
+/// The point on which the sources of a lost record do not agree.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Disagreement {
-    /// There is no spec.
+    /// The claim has no spec.
     #[error("it has no CDI spec, or one that gives no device")]
     NoSpec,
-    /// What the spec gives cannot be told.
+    /// The content of the spec cannot be read.
     #[error("its CDI spec cannot be read: {0}")]
     Unreadable(String),
-    /// Other results.
+    /// The spec and the allocation have different results.
     #[error("its CDI spec gives {spec}, and the API says that it has {api}")]
     Results {
-        /// Devices in the spec.
+        /// The devices in the spec.
         spec: String,
-        /// Devices in the allocation.
+        /// The devices in the allocation.
         api: String,
     },
-    /// The hardware is another one.
+    /// The device is other hardware than before.
     #[error("its CDI spec gives {device} as {then}, which is {now} now")]
     Hardware {
         /// The device.
         device: DeviceName,
-        /// UUID in the spec.
+        /// The UUID in the spec.
         then: String,
-        /// What is there.
+        /// The hardware that is there now.
         now: String,
     },
-    /// The partition is gone with everything that used it.
+    /// The partition is gone since a reboot, with everything that used it.
     #[error(
         "the node was booted since its CDI spec gave {device}, which is gone; it is made anew when a pod asks"
     )]
@@ -49,44 +49,44 @@ pub enum Disagreement {
         /// The device.
         device: DeviceName,
     },
-    /// The files of a share.
+    /// The files of a share do not tell what the share is.
     #[error("its share of {device} cannot be told from its files: {reason}")]
     Share {
         /// The device.
         device: DeviceName,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// It cannot be held beside what is held.
+    /// The claim's devices cannot be held beside those that other claims hold.
     #[error(transparent)]
     Plan(#[from] PlanError),
 }
 
-/// What is left of a claim on the node.
+/// The traces of a claim that are left on the node.
 #[derive(Debug, Clone, Copy)]
 pub struct Left<'a> {
-    /// Devices that its CDI spec names.
+    /// The devices that the claim's CDI spec names.
     pub named: &'a [Named],
-    /// The boot we are in.
+    /// The ID of the current boot.
     pub boot_id: &'a str,
-    /// Whether the spec says that it is of another boot, so that no container runs with it.
+    /// True if the spec says that it is of another boot, so that no container runs with it.
     pub rebooted: bool,
-    /// Quotas of its shares, or why there are none, by result.
+    /// The quotas of the claim's shares, or the reasons why they cannot be read, by result ID.
     pub quotas: &'a BTreeMap<String, Result<QuotaFile, String>>,
-    /// The GPUs that its allocation names.
+    /// The GPUs that the claim's allocation names.
     pub facts: &'a Inventory,
-    /// Whether all partitions are the administrator's.
+    /// True if all partitions are the administrator's.
     pub fixed_partitions: bool,
-    /// What its GPUs are to virtual machines.
+    /// The passthrough offers of the claim's GPUs.
     pub offers: &'a Offers,
-    /// Those that the driver kept initialised.
+    /// The GPUs that the driver kept initialised.
     pub persistent: &'a BTreeSet<GpuUuid>,
 }
 
-/// Makes devices and steps of a claim anew, as they were when it was prepared.
+/// Makes the devices and steps of a claim anew, as they were when the claim was prepared.
 ///
 /// # Errors
-/// [`Disagreement`].
+/// Fails with [`Disagreement`].
 pub fn rebuild(request: &Request, left: &Left<'_>, ledger: &Ledger) -> Result<Plan, Disagreement> {
     let uid = &request.claim.uid;
     let wanted = request.devices.iter().map(|allocated| (allocated.result_id(uid), allocated.device.clone()));
@@ -103,7 +103,7 @@ pub fn rebuild(request: &Request, left: &Left<'_>, ledger: &Ledger) -> Result<Pl
     let uuid_of = |result_id: &str| {
         left.named.iter().find(|named| named.result_id == result_id).map_or("", |named| named.uuid.as_str())
     };
-    // The instances that were made for it are in nobody's way; those that it adopted it has as they are.
+    // Instances that were made for the claim do not block it; instances that it adopted are left as they are.
     let made = |mig: &&LiveMig| {
         let uuid = mig.uuid.as_ref().map(|uuid| uuid.as_str());
         uuid.is_some_and(|uuid| left.named.iter().any(|named| named.uuid == uuid && !named.adopted))
@@ -117,7 +117,7 @@ pub fn rebuild(request: &Request, left: &Left<'_>, ledger: &Ledger) -> Result<Pl
         boot_id: left.boot_id,
         made: &BTreeSet::new(),
         existing: if left.fixed_partitions { Existing::Fixed } else { Existing::Adopted },
-        // These bind what is prepared from now on.
+        // These limits bind only claims that are prepared from now on.
         slots: u32::MAX,
         oversubscribe_at_most: u64::MAX,
         mps: true,
@@ -129,7 +129,7 @@ pub fn rebuild(request: &Request, left: &Left<'_>, ledger: &Ledger) -> Result<Pl
         let Some(name) = wanted.get(&device.result_id) else { continue };
         same_hardware(device, name, uuid_of(&device.result_id), left)?;
     }
-    // After all hardware: that a share is not whole says nothing of the other devices.
+    // This comes after all hardware: a share that is not whole says nothing about the other devices.
     for device in &mut plan.devices {
         let Some(name) = wanted.get(&device.result_id) else { continue };
         let share = |reason| Disagreement::Share { device: name.clone(), reason };
@@ -146,7 +146,7 @@ pub fn rebuild(request: &Request, left: &Left<'_>, ledger: &Ledger) -> Result<Pl
     Ok(plan)
 }
 
-/// Sees to it that the device is what it was, and notes the partition that it has.
+/// Checks that the device is the same hardware as before, and notes the UUID of its partition.
 fn same_hardware(
     device: &mut Device,
     name: &DeviceName,
@@ -185,9 +185,9 @@ fn same_hardware(
     Ok(())
 }
 
-/// What the limiter in running containers goes by.
+/// Takes over the quota that the limiter in running containers uses.
 fn adopt(share: &mut Share, quota: &QuotaFile) {
-    // A best-effort share has in its quota what others leave.
+    // The quota file of a best-effort share has what others leave.
     let cores_percent = if share.consumed.cores_percent == 0 { 0 } else { quota.cores_percent };
     let limit = Limit { memory_bytes: quota.memory_bytes, cores_percent };
     share.granted = (limit != share.limit()).then_some(limit);

@@ -1,4 +1,4 @@
-//! The registration service: tells the kubelet who we are and hears what it makes of it.
+//! Serves the registration: tells the kubelet the driver's name and socket, and takes in its answer.
 
 use aliquot_proto::pluginregistration::v1::registration_server::Registration;
 use aliquot_proto::pluginregistration::v1::{
@@ -8,19 +8,19 @@ use std::path::PathBuf;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-/// What the kubelet said last.
+/// The kubelet's last answer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Registered {
-    /// Nothing yet.
+    /// The kubelet has not answered yet.
     #[default]
     Unknown,
-    /// It uses us.
+    /// The kubelet uses the driver.
     Yes,
-    /// It refused, for this reason.
+    /// The kubelet refused the driver, for this reason.
     No(String),
 }
 
-/// Answers the kubelet's plugin watcher.
+/// The service that answers the kubelet's plugin watcher.
 #[derive(Debug, Clone)]
 pub struct Registrar {
     driver: String,
@@ -29,7 +29,7 @@ pub struct Registrar {
 }
 
 impl Registrar {
-    /// A registrar that points at the DRA socket `endpoint` and reports into `state`.
+    /// Creates a registrar that points at the DRA socket `endpoint` and reports into `state`.
     pub fn new(driver: &str, endpoint: PathBuf, state: watch::Sender<Registered>) -> Self {
         Self { driver: driver.to_owned(), endpoint, state }
     }

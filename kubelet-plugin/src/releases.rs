@@ -1,8 +1,8 @@
-//! What claims are charged for, and numbered records of those that gave their hardware back: the data that
-//! the ledger keeps for the controller's budgets, and the rules over it. Pure but for the ledger's name.
+//! Keeps the charges of claims, and numbered records of claims that released their hardware: the data in the
+//! ledger for the controller's budgets, and the rules over it. Pure, except for the ledger's name.
 //!
-//! A record comes into the ledger with the same write that takes the claim out of it, so a kill can
-//! neither lose nor repeat one, and goes when the controller has acknowledged its number.
+//! A record comes into the ledger with the same write that removes the claim from it, so a kill can neither
+//! lose nor repeat a record. A record is removed when the controller has acknowledged its number.
 
 use crate::ledger::{Device, Ledger, Record, State};
 use aliquot_model::usage::{HeldClaim, MicroGpus, NodeUsageSpec, NodeUsageStatus, Release};
@@ -13,26 +13,28 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
-/// Records that are listed in the API at a time; the others follow when these are acknowledged.
+/// The largest number of records that are listed in the API at a time; the others follow when these are
+/// acknowledged.
 const MOST_LISTED: usize = 500;
-/// Records that are kept without a controller that acknowledges them.
+/// The largest number of records that are kept while no controller acknowledges them.
 const MOST_KEPT: usize = 10_000;
 
-/// What a claim is charged for.
+/// The charge for a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Charge {
-    /// Its part of GPUs.
+    /// The claim's part of GPUs.
     pub micro_gpus: MicroGpus,
-    /// What its part would be had it been given what it asked for; absent if it was.
+    /// The part that the claim would have if it had been given what it asked for; absent if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<MicroGpus>,
-    /// Since when, in seconds since the epoch.
+    /// Unix time in seconds since which the claim is charged.
     pub since: i64,
 }
 
 impl Charge {
-    /// Of a claim with these devices. `asked` are the profiles of requests that were given others.
+    /// Computes the charge of a claim with these devices. `asked` has the profiles of requests that were
+    /// given other profiles.
     pub fn of(
         devices: &[Device],
         asked: &BTreeMap<String, ProfileName>,
@@ -53,8 +55,9 @@ impl Charge {
     }
 }
 
-/// The part that a partition of another profile would be of a device's GPU; where that board has no such profile, of
-/// the one of the node where it is most, as the controller has it. Unknown if there is none.
+/// Returns the part that a partition of another profile would be of a device's GPU. If that board has no such
+/// profile, returns the largest part on any of the node's GPUs, as the controller does. Returns `None` if no
+/// GPU has the profile.
 fn of_profile(own: &GpuUuid, profile: &ProfileName, gpus: &[GpuInfo]) -> Option<MicroGpus> {
     let slug = profile.slug();
     let on = |gpu: &GpuInfo| {
@@ -65,7 +68,7 @@ fn of_profile(own: &GpuUuid, profile: &ProfileName, gpus: &[GpuInfo]) -> Option<
     on(own).or_else(|| gpus.iter().filter_map(on).max())
 }
 
-/// A device's part of its GPU; nothing with admin access.
+/// Returns a device's part of its GPU; zero with admin access.
 fn part(device: &Device, inventory: &Inventory) -> MicroGpus {
     if device.held.is_none() {
         return MicroGpus(0);
@@ -87,41 +90,41 @@ fn part(device: &Device, inventory: &Inventory) -> MicroGpus {
     }
 }
 
-/// Records that are not acknowledged.
+/// The records that are not acknowledged.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Releases {
-    /// Names the ledger, so that numbers of a lost one mean nothing.
+    /// The ledger's name, so that numbers of a lost ledger mean nothing.
     #[serde(default)]
     ledger: String,
-    /// Number of the last record.
+    /// The number of the last record.
     #[serde(default)]
     last: u64,
-    /// Ascending by number.
+    /// The records, ascending by number.
     #[serde(default)]
     list: Vec<Release>,
-    /// What a newer release wrote beside it.
+    /// Fields that a newer release wrote beside them.
     #[serde(flatten)]
     extra: BTreeMap<String, Value>,
 }
 
 impl Releases {
-    /// Whether nothing was ever recorded.
+    /// Returns true if nothing was ever recorded.
     pub fn is_unused(&self) -> bool {
         *self == Self::default()
     }
 
-    /// How many there are.
+    /// Returns the number of records.
     pub fn len(&self) -> usize {
         self.list.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no records.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// Records that a claim gave its hardware back, if the kubelet asked for it and the claim is charged.
+    /// Records that a claim released its hardware, if the kubelet asked for it and the claim is charged.
     pub(crate) fn count(&mut self, record: &Record) {
         let (Some(charge), Some(until)) = (record.charge, record.ended) else { return };
         self.push(held(record, charge), until);
@@ -137,8 +140,8 @@ impl Releases {
         }
     }
 
-    /// Takes in what was recorded while this could not be read. What is acknowledged already may be told again, which
-    /// charges nothing twice.
+    /// Merges what was recorded while this could not be read. A record that is acknowledged already may be
+    /// reported again, which charges nothing twice.
     pub(crate) fn take_in(&mut self, meanwhile: Self) {
         let same = meanwhile.ledger == self.ledger;
         if self.is_unused() || (same && meanwhile.last >= self.last) {
@@ -148,7 +151,7 @@ impl Releases {
         }
     }
 
-    /// Gives the ledger a name and forgets what is acknowledged. Returns whether anything changed.
+    /// Gives the ledger a name and forgets the acknowledged records. Returns true if anything changed.
     pub(crate) fn prepare(&mut self, acknowledged: &NodeUsageStatus) -> bool {
         let before = (self.ledger.is_empty(), self.list.len());
         if self.ledger.is_empty() {
@@ -171,7 +174,7 @@ fn held(record: &Record, charge: Charge) -> HeldClaim {
     }
 }
 
-/// What the controller is to know.
+/// Returns the usage that the controller is to know.
 pub(crate) fn spec(ledger: &Ledger) -> NodeUsageSpec {
     // A parked claim is charged by what the API says of it.
     let holds =

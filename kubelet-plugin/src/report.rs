@@ -1,8 +1,8 @@
-//! Tells the controller what this node holds and released: the node's own `NodeUsage`.
+//! Tells the controller what this node holds and released, in the node's own `NodeUsage` object.
 //!
-//! The ledger is the truth; the object is a copy of it that is written whenever it differs. Records go
-//! from the ledger only when the object's status acknowledges them, which is looked for as long as there
-//! are any.
+//! The ledger is authoritative; the object is a copy of it that is written whenever it differs. Records are
+//! removed from the ledger only when the object's status acknowledges them. The status is read for as long as
+//! there are any records.
 
 use crate::metrics::Metrics;
 use crate::prepare::{Node, Overview};
@@ -20,24 +20,25 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 const API_TIMEOUT: Duration = Duration::from_secs(10);
-/// The object is compared with the ledger at least so often: somebody may have deleted it.
+/// The longest interval between comparisons of the object with the ledger: somebody may have deleted the
+/// object.
 const COMPARE: Duration = Duration::from_secs(60);
-/// A server that does not know the kind is asked again after this.
+/// The pause before a server that does not know the kind is asked again.
 const UNKNOWN: Duration = Duration::from_secs(60);
 
-/// The task.
+/// The task that reports usage.
 pub struct Reporter {
     /// The node.
     pub node: Arc<Node>,
-    /// The API.
+    /// The API client.
     pub client: Client,
-    /// Node name.
+    /// The name of the node.
     pub node_name: String,
-    /// Metrics.
+    /// The metrics.
     pub metrics: Metrics,
-    /// Changes with the ledger.
+    /// The overview, which changes with the ledger.
     pub overview: watch::Receiver<Arc<Overview>>,
-    /// How often an acknowledgement is looked for.
+    /// The interval between looks for an acknowledgement.
     pub interval: Duration,
 }
 
@@ -47,7 +48,7 @@ impl std::fmt::Debug for Reporter {
     }
 }
 
-/// What the API has, as far as we know.
+/// The object in the API, as far as it is known.
 #[derive(Debug, Default)]
 struct Published {
     spec: Option<NodeUsageSpec>,
@@ -55,7 +56,7 @@ struct Published {
     looked: Option<Instant>,
 }
 
-/// How to reach it.
+/// Returns the API resource of the object.
 fn resource() -> ApiResource {
     let (group, version) = API_VERSION.split_once('/').unwrap_or((API_VERSION, "v1alpha1"));
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, KIND), PLURAL)

@@ -1,14 +1,14 @@
-//! Reservations: who works on which claim and on which GPU, in this instance of the agent or another.
+//! Reserves claims and GPUs for one operation, across this instance of the agent and any other.
 //!
-//! The node's lock ([`crate::store`]) is held for reading, deciding and writing the ledger only. What takes
-//! time (calls to the driver, child processes, files of a claim) happens outside of it, under a reservation of
-//! the claim and of each GPU whose hardware is changed. So operations on different GPUs never wait for each
-//! other, and no two operations on one GPU interleave.
+//! The node's lock ([`crate::store`]) is held only for reading, deciding and writing the ledger. Work that
+//! takes time (calls to the driver, child processes, files of a claim) happens outside of it, under a
+//! reservation of the claim and of each GPU whose hardware is changed. So operations on different GPUs never
+//! wait for each other, and no two operations on one GPU interleave.
 //!
-//! Order, which keeps operations from waiting for each other in a circle: claim, GPUs by ascending UUID, node's
-//! lock. Each is a lock on one byte of a file, at a place that follows from the name; the kernel drops it with
-//! the process (open file description locks, fcntl_locking(2)). Two names that share a place, which 2^62 places
-//! make very unlikely, only wait for each other.
+//! To keep operations from deadlocking, reservations are taken in a fixed order: claim, GPUs by ascending
+//! UUID, node's lock. Each is a lock on one byte of a file, at an offset that follows from the name. The
+//! kernel drops it with the process (open file description locks, fcntl_locking(2)). Two names that share an
+//! offset, which 2^62 offsets make very unlikely, only wait for each other.
 
 use crate::store::{StoreError, open_lock, patiently};
 use aliquot_model::GpuUuid;
@@ -23,78 +23,94 @@ use std::time::Duration;
 
 const FILE: &str = "operations.lock";
 
-/// Why something could not be reserved.
+/// The reason why something could not be reserved.
 #[derive(Debug, thiserror::Error)]
 pub enum ReserveError {
-    /// Another operation has it.
+    /// Another operation holds the reservation.
     #[error(
         "another operation of the node agent works on {what} and did not end within {waited:?}; it is tried again. If it stays so, see /healthz of the agent for calls that the driver does not answer"
     )]
     Busy {
-        /// Claim or GPU.
+        /// The claim or GPU.
         what: String,
-        /// How long we waited.
+        /// The time that was waited.
         waited: Duration,
     },
-    /// The file system refused.
+    /// The file system refused an operation.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// What is reserved; given back when dropped.
+/// A reservation; given back when dropped.
 #[derive(Debug)]
 pub struct Reserved {
-    /// Each lock belongs to the open file that it was taken through.
-    _files: Vec<File>,
+    _locks: Vec<Lock>,
+}
+
+/// A locked byte of an open file.
+#[derive(Debug)]
+struct Lock {
+    file: File,
+    at: i64,
+}
+
+impl Drop for Lock {
+    /// Unlocks the byte. Closing the file is not enough: a process that is being started shares the open file
+    /// until it runs its program, and would keep the lock until then.
+    fn drop(&mut self) {
+        // If unlocking fails, the lock lasts as it would without this call.
+        let _ = fcntl(&self.file, FcntlArg::F_OFD_SETLK(&byte(libc::F_UNLCK, self.at)));
+    }
 }
 
 /// Reserves a claim. Blocks the thread for at most `timeout`.
 ///
 /// # Errors
-/// [`ReserveError::Busy`] after the timeout.
+/// Fails with [`ReserveError::Busy`] after the timeout.
 pub fn claim(dir: &Path, uid: &str, timeout: Duration) -> Result<Reserved, ReserveError> {
-    let file = lock(dir, &format!("claim/{uid}"), &format!("claim {uid}"), timeout)?;
-    Ok(Reserved { _files: vec![file] })
+    let lock = lock(dir, &format!("claim/{uid}"), &format!("claim {uid}"), timeout)?;
+    Ok(Reserved { _locks: vec![lock] })
 }
 
 /// Reserves GPUs. Blocks the thread for at most `timeout` for each.
 ///
 /// # Errors
-/// [`ReserveError::Busy`] after the timeout; nothing is then reserved.
+/// Fails with [`ReserveError::Busy`] after the timeout; nothing is reserved then.
 pub fn gpus(dir: &Path, gpus: &BTreeSet<GpuUuid>, timeout: Duration) -> Result<Reserved, ReserveError> {
     let each = gpus.iter().map(|gpu| lock(dir, &format!("gpu/{gpu}"), &format!("GPU {gpu}"), timeout));
-    Ok(Reserved { _files: each.collect::<Result<_, _>>()? })
+    Ok(Reserved { _locks: each.collect::<Result<_, _>>()? })
 }
 
-fn lock(dir: &Path, name: &str, what: &str, timeout: Duration) -> Result<File, ReserveError> {
+fn lock(dir: &Path, name: &str, what: &str, timeout: Duration) -> Result<Lock, ReserveError> {
     let path = dir.join(FILE);
     let file = open_lock(&path)?;
-    let wanted = byte(place(name));
+    let at = place(name);
+    let wanted = byte(libc::F_WRLCK, at);
     let taken = patiently(timeout, || match fcntl(&file, FcntlArg::F_OFD_SETLK(&wanted)) {
         Ok(_) => Ok(Some(())),
         Err(Errno::EAGAIN | Errno::EACCES | Errno::EINTR) => Ok(None),
         Err(errno) => Err(StoreError::Io { action: "lock", path: path.clone(), source: errno.into() }),
     })?;
     match taken {
-        Some(()) => Ok(file),
+        Some(()) => Ok(Lock { file, at }),
         None => Err(ReserveError::Busy { what: what.to_owned(), waited: timeout }),
     }
 }
 
-/// The byte that stands for a name.
+/// Returns the offset of the byte that stands for a name.
 fn place(name: &str) -> i64 {
     let digest = Sha256::digest(name.as_bytes());
     let mut bytes = [0; 8];
     for (to, from) in bytes.iter_mut().zip(digest) {
         *to = from;
     }
-    // The byte behind the last place must have an offset, too.
+    // The byte after the last offset must have an offset, too.
     i64::try_from(u64::from_be_bytes(bytes) >> 2).unwrap_or(0)
 }
 
-fn byte(at: i64) -> libc::flock {
+fn byte(kind: i32, at: i64) -> libc::flock {
     libc::flock {
-        l_type: i16::try_from(libc::F_WRLCK).unwrap_or_default(),
+        l_type: i16::try_from(kind).unwrap_or_default(),
         l_whence: i16::try_from(libc::SEEK_SET).unwrap_or_default(),
         l_start: at,
         l_len: 1,
@@ -117,6 +133,17 @@ mod tests {
         let _second = gpus(dir.path(), &gpu(1), Duration::ZERO).unwrap();
         let _claim = claim(dir.path(), "a", Duration::ZERO).unwrap();
         let _other = claim(dir.path(), "b", Duration::ZERO).unwrap();
+    }
+
+    #[test]
+    fn what_is_given_back_is_free_while_a_process_is_being_started() {
+        let dir = tempfile::tempdir().unwrap();
+        let reserved = claim(dir.path(), "a", Duration::ZERO).unwrap();
+        // As a child has it between fork and exec.
+        let _inherited: Vec<File> =
+            reserved._locks.iter().map(|lock| lock.file.try_clone().unwrap()).collect();
+        drop(reserved);
+        claim(dir.path(), "a", Duration::ZERO).unwrap();
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! From the model's slices to ResourceSlice objects, and from what the API has to what must be written.
-//! Pure; [`crate::publish`] does the I/O.
+//! Converts the model's slices to ResourceSlice objects, and compares them with the API's objects to decide
+//! what must be written. Pure; [`crate::publish`] does the I/O.
 
-use crate::mode;
+use crate::allocation_mode;
 use aliquot_model::layout::{Attribute, Capacity, CapacityPolicy, Device, ServerFeatures, Slice};
 use aliquot_model::names;
 use jiff::Timestamp;
@@ -10,31 +10,32 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What every slice of a node has in common.
+/// The data that all slices of a node share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
-    /// Driver name.
+    /// The name of the driver.
     pub driver: String,
-    /// Pool name.
+    /// The name of the pool.
     pub pool: String,
-    /// Node name.
+    /// The name of the node.
     pub node: String,
-    /// UID of the Node object, which owns the slices.
+    /// The UID of the Node object, which owns the slices.
     pub node_uid: String,
-    /// When a hand-over to the controller ends at the latest; noted on the first slice.
+    /// The latest end of a hand-over to the controller; noted on the first slice.
     pub hand_over_until: Option<Timestamp>,
 }
 
 impl Owner {
-    /// What is noted on a slice. One slice is enough, and one is written in place: the pool stays complete.
+    /// Returns the annotations of a slice. Only the first slice has any. One slice is enough, and a single
+    /// slice is written in place, so that the pool stays complete.
     fn annotations(&self, index: usize) -> Option<BTreeMap<String, String>> {
         let until = self.hand_over_until.filter(|_| index == 0)?;
-        Some([(names::HAND_OVER_UNTIL.to_owned(), mode::stated(until))].into())
+        Some([(names::HAND_OVER_UNTIL.to_owned(), allocation_mode::stated(until))].into())
     }
 }
 
-/// `<5-digit index>-<driver>-<node>`: names sort in the order in which kube-scheduler should try the
-/// slices (from 1.36 on it sorts by name), and are the same after every restart.
+/// Returns `<5-digit index>-<driver>-<node>`. The names sort in the order in which kube-scheduler should try
+/// the slices (from 1.36 on it sorts by name), and are the same after every restart.
 pub fn slice_name(index: usize, driver: &str, node: &str) -> String {
     let mut name = format!("{index:05}-{driver}-{node}").to_ascii_lowercase();
     name = name
@@ -45,7 +46,7 @@ pub fn slice_name(index: usize, driver: &str, node: &str) -> String {
     name.trim_end_matches(['-', '.']).to_owned()
 }
 
-/// The objects for a layout, at a pool generation.
+/// Builds the objects of a layout at a pool generation.
 pub fn objects(slices: &[Slice], owner: &Owner, generation: i64) -> Vec<api::ResourceSlice> {
     let count = i64::try_from(slices.len()).unwrap_or(i64::MAX);
     slices
@@ -121,7 +122,7 @@ fn device(device: &Device) -> api::Device {
     }
 }
 
-/// An attribute as the API has it.
+/// Converts an attribute to the form that the API has.
 pub(crate) fn attribute(attribute: &Attribute) -> api::DeviceAttribute {
     let mut out = api::DeviceAttribute::default();
     match attribute {
@@ -156,8 +157,9 @@ fn capacity(capacity: &Capacity) -> api::DeviceCapacity {
     }
 }
 
-/// A spec in a form in which equal means equal: quantities by value, empty as absent, without what the
-/// server adds (taint times) and what only the publisher decides (generation and count).
+/// Normalizes a spec so that specs with equal meaning are equal. Quantities are compared by value, and empty
+/// counts as absent. Fields that the server adds (taint times) and that only the publisher decides
+/// (generation and count) are left out.
 pub fn normal(spec: &api::ResourceSliceSpec) -> api::ResourceSliceSpec {
     let mut spec = spec.clone();
     spec.pool.generation = 0;
@@ -206,24 +208,24 @@ fn normalise(quantity: &mut Quantity) {
     }
 }
 
-/// Fields that the server did not keep, so a feature of it is off.
+/// The fields that the server did not keep, because a feature of it is off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Dropped {
-    /// Counter sets or their consumption: DRAPartitionableDevices.
+    /// True if counter sets or their consumption were dropped (DRAPartitionableDevices).
     pub counters: bool,
-    /// `allowMultipleAllocations` or request policies: DRAConsumableCapacity.
+    /// True if `allowMultipleAllocations` or request policies were dropped (DRAConsumableCapacity).
     pub consumable_capacity: bool,
-    /// Taints: DRADeviceTaints.
+    /// True if taints were dropped (DRADeviceTaints).
     pub taints: bool,
 }
 
 impl Dropped {
-    /// Whether anything was.
+    /// Returns true if the server dropped anything.
     pub const fn any(self) -> bool {
         self.counters || self.consumable_capacity || self.taints
     }
 
-    /// Both.
+    /// Returns the fields dropped in either.
     pub const fn or(self, other: Self) -> Self {
         Self {
             counters: self.counters || other.counters,
@@ -232,7 +234,7 @@ impl Dropped {
         }
     }
 
-    /// The features that remain.
+    /// Returns the server's features without those of the dropped fields.
     pub const fn without(self, mut server: ServerFeatures) -> ServerFeatures {
         server.counters = server.counters && !self.counters;
         server.consumable_capacity = server.consumable_capacity && !self.consumable_capacity;
@@ -240,7 +242,7 @@ impl Dropped {
         server
     }
 
-    /// The feature gates that are off, for messages.
+    /// Returns the feature gates that are off, for messages.
     pub fn gates(self) -> Vec<&'static str> {
         let gates = [
             (self.counters, "DRAPartitionableDevices"),
@@ -251,7 +253,7 @@ impl Dropped {
     }
 }
 
-/// Compares what was sent with what came back.
+/// Compares the spec that was sent with the spec that came back. Returns the fields that are missing.
 pub fn dropped(sent: &api::ResourceSliceSpec, kept: &api::ResourceSliceSpec) -> Dropped {
     let sets = |spec: &api::ResourceSliceSpec| spec.shared_counters.iter().flatten().count();
     let mut out = Dropped { counters: sets(kept) < sets(sent), ..Dropped::default() };
@@ -276,28 +278,28 @@ pub fn dropped(sent: &api::ResourceSliceSpec, kept: &api::ResourceSliceSpec) -> 
     out
 }
 
-/// What to write so that the API has the desired objects.
+/// The writes that give the API the desired objects.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Writes {
-    /// Names to delete, before anything else.
+    /// The names of objects to delete, before anything else.
     pub delete: Vec<String>,
-    /// Objects to create.
+    /// The objects to create.
     pub create: Vec<api::ResourceSlice>,
-    /// Objects to replace, with the resourceVersion of what they replace.
+    /// The objects to replace, with the resourceVersion of the objects that they replace.
     pub update: Vec<api::ResourceSlice>,
-    /// Generation of the pool afterwards.
+    /// The generation of the pool after the writes.
     pub generation: i64,
 }
 
 impl Writes {
-    /// Whether the API has what it should.
+    /// Returns true if there is nothing to write.
     pub const fn is_empty(&self) -> bool {
         self.delete.is_empty() && self.create.is_empty() && self.update.is_empty()
     }
 }
 
-/// Decides the writes. `desired` is generated by [`objects`] with any generation; `floor` is the highest
-/// generation ever used; `bump` asks for a new generation even for one write.
+/// Decides the writes. `slices` is the desired layout; `floor` is the highest generation ever used; `bump`
+/// asks for a new generation even for one write.
 pub fn writes(
     actual: &[api::ResourceSlice],
     slices: &[Slice],
@@ -348,7 +350,7 @@ fn noted_until(slice: &api::ResourceSlice) -> Option<&String> {
     slice.metadata.annotations.as_ref()?.get(names::HAND_OVER_UNTIL)
 }
 
-/// A taint that stays keeps the time at which it was added.
+/// Keeps the time at which a taint was added, if the taint stays.
 fn keep_taint_times(new: &mut api::ResourceSliceSpec, old: &api::ResourceSliceSpec) {
     let old: BTreeMap<&str, &api::Device> =
         old.devices.iter().flatten().map(|device| (device.name.as_str(), device)).collect();

@@ -1,8 +1,8 @@
-//! Wiring: what is started in which order, and what is stopped in which.
+//! Wires the agent together, and starts and stops its parts in order.
 //!
-//! Start: GPUs, recovery of the node, sockets, then the loops. Stop (SIGTERM, SIGINT): registration
-//! socket first, so that the kubelet turns to the other instance, then the DRA socket once calls under
-//! way have ended, then the loops. Slices, specs and hardware stay: pods go on running.
+//! Start: GPUs, recovery of the node, sockets, then the loops. Stop (SIGTERM, SIGINT): registration socket
+//! first, so that the kubelet turns to the other instance, then the DRA socket once calls under way have
+//! ended, then the loops. Slices, specs and hardware stay: pods go on running.
 
 mod client;
 mod farewell;
@@ -12,20 +12,21 @@ mod sockets;
 pub use client::client_of;
 
 use crate::agent::Agent;
+use crate::allocation_mode::Waits;
 use crate::args::{Args, LogFormat};
 use crate::audit::task::Audit;
-use crate::collect::Collector;
 use crate::driver::{Driver, Roots};
 use crate::edits::Site;
 use crate::events::Events;
 use crate::execute::{Machine, Probe};
 use crate::health::{self, Monitor, Xids};
 use crate::http::{self, Readiness};
+use crate::hung_driver_calls::Teller;
 use crate::inventory::Watcher;
 use crate::limits::Follower;
 use crate::metrics::{Metrics, Name};
-use crate::mode::Waits;
 use crate::mps::Mps;
+use crate::orphans::Collector;
 use crate::prepare::{GivenBack, Node, Overview};
 use crate::publish::{Publisher, Settings};
 use crate::report::Reporter;
@@ -33,10 +34,9 @@ use crate::selinux::{self, Labels, Pair};
 use crate::socket::{self, Socket};
 use crate::status::{self, StatusWriter};
 use crate::store::Store;
-use crate::stuck::Teller;
 use crate::trash::Trash;
 use crate::vfio::Vfio;
-use crate::{arbitrate, audit, library, partitioning, pause};
+use crate::{arbitrate, audit, driver_unload, library, partitioning};
 use aliquot_cdi::SpecDir;
 use aliquot_http::MetricsPort;
 use aliquot_model::{DeviceName, names};
@@ -45,19 +45,19 @@ use anyhow::Context;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// Calls under way get this long at shutdown; what is cut off is put right at the next start.
+/// The time that calls under way get at shutdown; a call that is cut off is repaired at the next start.
 const DRAIN: Duration = Duration::from_secs(5);
-/// Loops get this long at shutdown.
+/// The time that the loops get at shutdown.
 const LOOPS_END: Duration = Duration::from_secs(2);
-/// After a signal the process is gone by then, whatever hangs.
+/// The time after a signal at which the process ends, whatever hangs.
 const LAST: Duration = Duration::from_secs(9);
 
 /// Starts logging.
@@ -75,7 +75,7 @@ pub fn start_logging(format: LogFormat) {
 /// Runs the agent until a signal, on the real NVML.
 ///
 /// # Errors
-/// If it cannot start; what fails later is tried again.
+/// Fails if the agent cannot start; later failures are retried.
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let cancel = CancellationToken::new();
     let stop = cancel.clone();
@@ -97,7 +97,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 }
 
 /// Ends the process some time from now. A call to the driver that hangs holds locks of the library, which its
-/// clean-up at an ordinary exit may wait for; a kill at any moment is what the state on disk is made for.
+/// clean-up at an ordinary exit may wait for. The state on disk is made for a kill at any moment.
 fn end_at_last() {
     let spawned = std::thread::Builder::new().name("end".to_owned()).spawn(|| {
         std::thread::sleep(LAST);
@@ -112,7 +112,7 @@ fn end_at_last() {
 /// Runs the agent until cancelled. `gpus` replaces NVML in tests.
 ///
 /// # Errors
-/// If it cannot start.
+/// Fails if the agent cannot start.
 pub async fn run_with(
     args: Args,
     client: kube::Client,
@@ -120,12 +120,13 @@ pub async fn run_with(
     gpus: Option<Arc<dyn Gpus>>,
     cancel: CancellationToken,
 ) -> anyhow::Result<()> {
+    let _node = if args.farewell { None } else { farewell::claim_node(&args)? };
     let metrics = Metrics::default();
     let readiness = Arc::new(Readiness::default());
     tracing::info!(address = %http.local_addr()?, "serving health and metrics");
     let mut tasks = JoinSet::new();
     let loops = CancellationToken::new();
-    // A farewell asks no API who may read.
+    // A farewell does not ask the API which clients may read metrics.
     let scraping = if args.farewell { None } else { MetricsPort::open(&args.scraping)? };
     if let Some(port) = &scraping {
         tracing::info!(address = %port.addr(), "serving metrics to those who may read them");
@@ -141,7 +142,7 @@ pub async fn run_with(
         }
         None => {
             if !args.farewell {
-                label = pause::label_now(&client, &args.node_name).await;
+                label = driver_unload::label_now(&client, &args.node_name).await;
             }
             let library = Arc::new(library::closed(&args, label.as_deref()));
             (Arc::clone(&library) as Arc<dyn Gpus>, Some(library))
@@ -153,7 +154,7 @@ pub async fn run_with(
             seconds.get_or_create(&Name { operation }).observe(took.as_secs_f64())
         }));
     if library.is_some() {
-        // Recovery finds it open if it can be; if not, nobody waits for it.
+        // Recovery finds the library open if it can be opened; if not, recovery does not wait for it.
         let first = Arc::clone(&gpus);
         tokio::select! {
             _ = tokio::task::spawn_blocking(move || first.driver()) => {}
@@ -178,8 +179,9 @@ pub async fn run_with(
     parts.serve(cancel, loops, tasks).await
 }
 
-/// The OCI hook that the arguments name. One that is not there keeps every container with a GPU from starting, those of
-/// pods that run included once they start again, so the agent of before had better stay.
+/// Returns the OCI hook that the arguments name. A hook that is missing keeps every container with a GPU from
+/// starting, including those of running pods once they start again. So the agent refuses to start, and its
+/// predecessor stays.
 fn oci_hook(args: &Args) -> anyhow::Result<Option<PathBuf>> {
     let Some(named) = &args.oci_hook else { return Ok(None) };
     let path = args.limiter_dir.join(env!("CARGO_PKG_VERSION")).join(named);
@@ -239,11 +241,11 @@ fn node_of(
         lock_timeout: args.lock_timeout,
         report_usage: args.report_usage,
         device_metadata: args.device_metadata,
-        // What is left at a farewell is for nobody.
+        // At a farewell no next pod is expected.
         hold_at_most: if args.farewell { Duration::ZERO } else { args.hold_at_most },
         partitioning: partitioning::Shared::default(),
         unclaimed: args.unclaimed_mig,
-        wish: pause::Wish::default(),
+        wish: driver_unload::Wish::default(),
         given_back: GivenBack::default(),
     }
 }
@@ -255,7 +257,7 @@ struct Parts {
     readiness: Arc<Readiness>,
     events: Events,
     node: Arc<Node>,
-    /// NVML, where it is the real one.
+    /// The NVML library, if it is the real one.
     library: Option<Arc<Reopening>>,
 }
 
@@ -320,8 +322,9 @@ impl Parts {
             let (driver, cancel) = (args.driver_name.clone(), cancel.clone());
             async move { sockets::register(&path, &driver, &endpoint, &readiness, &events, cancel).await }
         });
+        let (over, began) = (Arc::new(AtomicBool::new(false)), SystemTime::now());
         if args.farewell {
-            tasks.spawn(farewell::run(Arc::clone(&self.node), cancel.clone()));
+            tasks.spawn(farewell::run(Arc::clone(&self.node), Arc::clone(&over), cancel.clone()));
         }
         let teller = Teller {
             calls: self.readiness.calls.clone(),
@@ -349,7 +352,7 @@ impl Parts {
             tasks.spawn(watcher.run(loops.clone()));
         }
         if let Some(library) = self.library.as_ref().filter(|_| !args.farewell) {
-            let pauses = pause::Pauses {
+            let pauses = driver_unload::Pauses {
                 node: Arc::clone(&self.node),
                 wish: self.node.wish.clone(),
                 library: Arc::clone(library),
@@ -454,7 +457,8 @@ impl Parts {
         let shares = args.data_dir().join("shares");
         tasks.spawn(Trash::new(&shares, self.metrics.clone()).run(loops.clone()));
 
-        // A loop that ends by itself has panicked; better to start anew than to go on without it.
+        // A loop that ends by itself has panicked; the agent then ends, to be started anew, rather than go on
+        // without it.
         let failed = tokio::select! {
             biased;
             () = cancel.cancelled() => false,
@@ -476,6 +480,11 @@ impl Parts {
             tracing::warn!("a part of the agent waits for the driver and is left behind");
         }
         anyhow::ensure!(!failed, "a part of the agent ended abnormally");
+        if over.load(Ordering::Acquire) {
+            let has_nothing = || self.node.has_nothing().unwrap_or(false);
+            let is_mps_served = self.node.machine.mps.is_served();
+            farewell::leave_nothing(args, began, farewell::PATIENCE, has_nothing, is_mps_served).await;
+        }
         tracing::info!("stopped");
         Ok(())
     }
@@ -492,6 +501,9 @@ impl Parts {
                 scheduler: args.scheduler_timeouts,
                 absent_controller: args.absent_controller_grace,
             },
+            other_driver_grace: args.other_driver_grace,
+            pod_resources_socket: args.pod_resources_socket(),
+            own_pod: args.pod_name.clone().map(|name| (args.pod_namespace.clone(), name)),
             lease_namespace: args.pod_namespace.clone(),
             lease_name: args.controller_lease_name.clone(),
             resync: args.resync_interval,
@@ -500,7 +512,7 @@ impl Parts {
     }
 }
 
-/// Once the driver is there, tells what SELinux keeps containers from.
+/// Once the driver is there, reports the driver's files that SELinux keeps from containers.
 async fn tell_of_driver(
     args: Args,
     node: Arc<Node>,

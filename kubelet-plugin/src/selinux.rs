@@ -1,9 +1,9 @@
-//! SELinux labels of what containers find of ours.
+//! Sets the SELinux labels of this driver's files in containers.
 //!
-//! What we make inherits labels of the kubelet's directory or of `/opt`, which confined containers may not read. A file
-//! of the limiter that cannot be read is skipped by the loader, so that a share would have no limit. So everything of
-//! ours that is mounted into a container is labelled before its claim is prepared. What is not ours, such as the
-//! driver's files, is never labelled; [`driver`] looks at it.
+//! New files inherit the labels of the kubelet's directory or of `/opt`, which confined containers may not
+//! read. The loader skips a file of the limiter that it cannot read, and then a share would have no limit. So
+//! every file of this driver that is mounted into a container is labelled before its claim is prepared. Other
+//! files, such as those of the NVIDIA driver, are never labelled; [`driver`] checks them.
 
 pub mod driver;
 
@@ -16,23 +16,24 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// The label of what containers read.
+/// The default label of files that containers read.
 pub const READ_ONLY: &str = "system_u:object_r:container_ro_file_t:s0";
-/// The label of what containers write. Without categories, as containers of several pods can have one share.
+/// The default label of files that containers write. It has no categories, as containers of several pods can
+/// have one share.
 pub const WRITABLE: &str = "system_u:object_r:container_file_t:s0";
 
-/// Why something of ours has not the label that it should have.
+/// The error of a file that could not be given its SELinux label.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot give {} the SELinux label {label}: {source}; containers could not use it. {}",
     path.display(), remedy(source.kind())
 )]
 pub struct LabelError {
-    /// What was to have it.
+    /// The path that was to be labelled.
     pub path: PathBuf,
     /// The label.
     pub label: Label,
-    /// Why not.
+    /// The reason.
     pub source: io::Error,
 }
 
@@ -62,29 +63,29 @@ pub enum Labelling {
     Never,
 }
 
-/// The labels that are given.
+/// The labels for files of this driver in containers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pair {
-    /// What containers read.
+    /// The label of files that containers read.
     pub read_only: Label,
-    /// What containers write.
+    /// The label of files that containers write.
     pub writable: Label,
 }
 
-/// The labels of this node; none where SELinux is off, and then nothing is done.
+/// The labels of this node. If SELinux is off there are none, and nothing is labelled.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Labels(Option<Pair>);
 
 impl Labels {
-    /// These labels.
+    /// Sets these labels on every node.
     pub const fn of(pair: Pair) -> Self {
         Self(Some(pair))
     }
 
-    /// These labels where they are to be given.
+    /// Sets these labels, if `labelling` says so for this node.
     ///
     /// # Errors
-    /// If it cannot be told whether SELinux is on.
+    /// Fails if it cannot be found out whether SELinux is on.
     pub fn chosen(labelling: Labelling, pair: Pair, proc: &Path) -> io::Result<Self> {
         let give = match labelling {
             Labelling::Auto => aliquot_selinux::is_on(proc)?,
@@ -93,29 +94,29 @@ impl Labels {
         Ok(Self(give.then_some(pair)))
     }
 
-    /// Whether files are labelled on this node.
+    /// Returns true if files are labelled on this node.
     pub const fn are_given(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Labels what containers read.
+    /// Labels a file or directory that containers read.
     ///
     /// # Errors
-    /// [`LabelError`].
+    /// Fails with [`LabelError`].
     pub fn read_only(&self, path: &Path) -> Result<(), LabelError> {
         self.0.as_ref().map_or(Ok(()), |pair| label(path, &pair.read_only))
     }
 
-    /// Labels what containers write.
+    /// Labels a file or directory that containers write.
     ///
     /// # Errors
-    /// [`LabelError`].
+    /// Fails with [`LabelError`].
     pub fn writable(&self, path: &Path) -> Result<(), LabelError> {
         self.0.as_ref().map_or(Ok(()), |pair| label(path, &pair.writable))
     }
 
-    /// The option by which everything in a new file system that containers write has its label from the start, behind
-    /// other options.
+    /// Returns the mount option that labels everything in a new file system that containers write from the
+    /// start. It is written so that it can follow other options.
     pub(crate) fn mount_option(&self) -> String {
         self.0.as_ref().map_or_else(String::new, |pair| format!(",context=\"{}\"", pair.writable))
     }
@@ -132,19 +133,20 @@ fn label(path: &Path, label: &Label) -> Result<(), LabelError> {
     }
 }
 
-/// What is on the node already, as an earlier release made it.
+/// The directories with files that an earlier release may have made on the node.
 #[derive(Debug, Clone, Copy)]
 pub struct Existing<'a> {
-    /// Directory of limiter releases.
+    /// The directory of limiter releases.
     pub limiter_dir: &'a Path,
-    /// Our data directory.
+    /// The data directory of this driver.
     pub data_dir: &'a Path,
-    /// Directory of shares.
+    /// The directory of shares.
     pub shares: &'a Path,
 }
 
 impl Existing<'_> {
-    /// Labels it all: containers that start again have it mounted. Returns what could not be labelled.
+    /// Labels all existing files, because containers that start again have them mounted. Returns the errors
+    /// of those that could not be labelled.
     pub fn label(&self, labels: &Labels) -> Vec<LabelError> {
         if !labels.are_given() {
             return Vec::new();

@@ -1,13 +1,14 @@
-//! A share's directories: the quota that the limiter reads and the region in which it keeps account.
+//! Manages a share's directories: the quota that the limiter reads and the region in which it keeps account.
 //!
-//! `<shares>/<result id>/quota/quota` is mounted read-only as a directory, because a file replaced by
-//! rename over a file mount stays the old one inside; beside it lies the grant, overwritten by the arbiter of
-//! GPU time. `<shares>/<result id>/region/region` is mounted writable, as a file, for this claim's containers only,
-//! whatever user they run as, and lies in a file system of its own ([`region`]). `<shares>/<result id>/layout` says so;
-//! shares of earlier releases, whose containers have the region's directory, lack it.
+//! `<shares>/<result id>/quota/quota` is mounted read-only as a directory: if the file itself were mounted, a
+//! container would keep the old file after it is replaced by rename. Beside it is the grant, which the
+//! arbiter of GPU time overwrites. `<shares>/<result id>/region/region` is mounted writable, as a file, for
+//! this claim's containers only, whatever user they run as. The region is in a file system of its own
+//! ([`region`]). The file `<shares>/<result id>/layout` marks this layout. Shares of earlier releases, whose
+//! containers have the region's directory, lack it.
 //!
-//! All of it is for containers that run: after a reboot it is made anew before any of them starts, so nobody waits until
-//! it is on the disk.
+//! All these files serve running containers. After a reboot they are made anew before any container starts,
+//! so they are not synced to disk.
 
 mod region;
 
@@ -28,21 +29,21 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Why a share's directories could not be made.
+/// The reason why a share's directories could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ShareError {
-    /// The quota cannot be written down.
+    /// The quota cannot be encoded.
     #[error("cannot encode the quota of {result_id}: {source}")]
     Quota {
-        /// Result.
+        /// The ID of the result.
         result_id: String,
-        /// Why.
+        /// The reason.
         source: QuotaError,
     },
-    /// The file system refused.
+    /// The file system refused an operation.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A label could not be given.
+    /// A SELinux label could not be set.
     #[error(transparent)]
     Label(#[from] LabelError),
     /// The region could not be made.
@@ -50,13 +51,13 @@ pub enum ShareError {
     Region(#[from] RegionError),
 }
 
-/// Says that containers have the region's file, and not its directory.
+/// The file that marks shares whose containers have the region's file, and not its directory.
 const LAYOUT: &str = "layout";
 
-/// The content of a share's quota file.
+/// Returns the content of a share's quota file.
 ///
 /// # Errors
-/// If the UUID does not fit, or the share's partition does not exist.
+/// Fails if the UUID does not fit, or if the share's partition does not exist.
 pub fn quota(device: &Device, share: &Share, generation: u64) -> Result<QuotaFile, QuotaError> {
     let mut quota = QuotaFile::new(aliquot_quota::GpuUuid::new(device.uuid().unwrap_or_default())?);
     quota.generation = generation;
@@ -77,29 +78,29 @@ pub fn quota(device: &Device, share: &Share, generation: u64) -> Result<QuotaFil
     Ok(quota)
 }
 
-/// The quota of a share that a container may be using.
+/// Reads the quota of a share that a container may be using.
 ///
 /// # Errors
-/// Why it cannot be told.
+/// Fails with the reason why the quota cannot be read.
 pub fn left(shares: &Path, result_id: &str) -> Result<QuotaFile, String> {
     let quota = shares.join(result_id).join("quota/quota");
     let bytes = fs::read(&quota).map_err(|error| format!("cannot read {}: {error}", quota.display()))?;
     QuotaFile::decode(&bytes).map_err(|error| format!("{}: {error}", quota.display()))
 }
 
-/// Whether a share's files are there, of which containers may be using them. Before its partition is known, whatever is
-/// there may be its.
+/// Returns true if a share's files are there, which containers may be using. Before the UUID of its partition
+/// is known, any files that are there may be the share's.
 pub fn is_there(shares: &Path, device: &Device) -> bool {
     left(shares, &device.result_id)
         .is_ok_and(|left| device.uuid().is_none_or(|uuid| left.gpu_uuid.as_str() == uuid))
 }
 
-/// What is in the place of a share's region.
+/// The kind of file found in the place of a share's region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RegionFound {
     File,
     Nothing,
-    /// No file of ours.
+    /// Something that this driver did not make.
     Other,
 }
 
@@ -111,16 +112,16 @@ fn find_region(shares: &Path, result_id: &str) -> RegionFound {
     }
 }
 
-/// Whether containers that start now have the region that those have that run.
+/// Returns true if containers that start now get the same region as the running ones.
 pub fn has_region(shares: &Path, result_id: &str) -> bool {
     find_region(shares, result_id) == RegionFound::File
 }
 
-/// Makes a share's directories, anew unless containers may be using those that are there: with a region of their own,
-/// new containers would not know what the old ones use.
+/// Makes a share's directories, anew unless containers may be using existing ones. With a region of their
+/// own, new containers would not know what the old ones use.
 ///
 /// # Errors
-/// [`ShareError`]; what was made is then for [`discard`] to remove.
+/// Fails with [`ShareError`]; [`discard`] then removes what was made.
 pub fn make(
     shares: &Path,
     storage: RegionStorage,
@@ -132,10 +133,10 @@ pub fn make(
     Ok(label(shares, labels, &device.result_id)?)
 }
 
-/// Labels what containers find of a share, as far as it is there.
+/// Sets the SELinux labels of a share's files that containers see, as far as the files are there.
 ///
 /// # Errors
-/// [`LabelError`].
+/// Fails with [`LabelError`].
 pub fn label(shares: &Path, labels: &Labels, result_id: &str) -> Result<(), LabelError> {
     if !labels.are_given() {
         return Ok(());
@@ -167,9 +168,11 @@ fn make_files(
     let (quota_dir, region_dir) = (dir.join("quota"), dir.join("region"));
     if is_there(shares, device) {
         match find_region(shares, &device.result_id) {
-            // Only the record of it was lost. What its quota says is brought up to date with all others.
+            // Only the record of the share was lost. Its quota file is brought up to date together with all
+            // others.
             RegionFound::File => return Ok(()),
-            // With the layout, everything but the region was made, and containers have its file only.
+            // The layout file is written after everything but the region, and containers have only the
+            // region's file.
             RegionFound::Nothing if dir.join(LAYOUT).is_file() => {
                 return make_region(&region_dir, storage, labels);
             }
@@ -191,7 +194,8 @@ fn make_files(
     Ok(region::make(&region_dir, storage, labels)?)
 }
 
-/// Makes a region in the place of one that is gone. Containers that run keep theirs, and read the quota that is there.
+/// Makes a region in the place of one that is gone. Running containers keep their old region and read the
+/// quota file that is there.
 fn make_region(dir: &Path, storage: RegionStorage, labels: &Labels) -> Result<(), ShareError> {
     tmpfs::remove(dir).map_err(io_error("unmount", dir))?;
     fs::create_dir_all(dir).map_err(io_error("create", dir))?;
@@ -199,13 +203,13 @@ fn make_region(dir: &Path, storage: RegionStorage, labels: &Labels) -> Result<()
     Ok(region::make(dir, storage, labels)?)
 }
 
-/// How a share's region comes into its containers.
+/// Returns how a share's region is mounted into its containers.
 pub fn region_mount(shares: &Path, result_id: &str) -> RegionMount {
     let path = shares.join(result_id).join(LAYOUT);
     if path.is_file() { RegionMount::File } else { RegionMount::Directory }
 }
 
-/// What a best-effort share may use of the compute time at most, where `promised` percent of the GPU are
+/// Returns the cap on a best-effort share's compute, in percent, if `promised` percent of the GPU are
 /// promised to others: the rest, but never nothing. 0 is no cap.
 fn leftover(promised: u64) -> u8 {
     match promised {
@@ -214,7 +218,7 @@ fn leftover(promised: u64) -> u8 {
     }
 }
 
-/// The lower one of two caps, where 0 is none.
+/// Returns the lower of two caps, where 0 is no cap.
 fn tighter(one: u8, other: u8) -> u8 {
     match (one, other) {
         (0, cap) | (cap, 0) => cap,
@@ -222,12 +226,13 @@ fn tighter(one: u8, other: u8) -> u8 {
     }
 }
 
-/// Makes the quota files say what the ledger says, and caps best-effort shares (`cores` 0) at what no share
-/// of their GPU, or of their partition, was promised. Where that is not known, as a newer release promised it, a cap is never lifted. Only files
-/// that say something else are written. The limiter reads them anew.
+/// Makes the quota files match the ledger. Best-effort shares (`cores` 0) are capped at the compute that no
+/// share of their GPU, or of their partition, was promised. Where that is not known, because a newer release
+/// promised it, a cap is never lifted. Only files whose content differs are written. The limiter reads them
+/// again.
 ///
 /// # Errors
-/// If a file cannot be replaced.
+/// Fails if a file cannot be replaced.
 pub fn rebalance(shares: &Path, labels: &Labels, ledger: &Ledger) -> Result<(), ShareError> {
     let all = || {
         let prepared =
@@ -266,11 +271,11 @@ pub fn rebalance(shares: &Path, labels: &Labels, ledger: &Ledger) -> Result<(), 
     Ok(())
 }
 
-/// Takes a share's directories out of the way; none there is fine. Takes the same time whatever is in them: they are
-/// renamed into the trash, which [`trash::Trash`] empties.
+/// Renames a share's directories into the trash, which [`trash::Trash`] empties. Takes the same time whatever
+/// is in them. It is no error if there are none.
 ///
 /// # Errors
-/// If they cannot be renamed.
+/// Fails if the directories cannot be renamed.
 pub fn discard(shares: &Path, result_id: &str) -> Result<(), StoreError> {
     let dir = shares.join(result_id);
     if let Err(error) = tmpfs::remove(&dir.join("region")) {
@@ -297,7 +302,7 @@ pub fn discard(shares: &Path, result_id: &str) -> Result<(), StoreError> {
     .map_err(io_error("move to the trash", &dir))
 }
 
-/// A name that no other entry of the trash has.
+/// Returns a name that no other entry of the trash has.
 fn unique(result_id: &str) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -305,10 +310,10 @@ fn unique(result_id: &str) -> String {
     format!("{result_id}.{}.{}.{number}", since.as_nanos(), std::process::id())
 }
 
-/// Result ids that have directories.
+/// Returns the result IDs that have directories.
 ///
 /// # Errors
-/// If the directory cannot be listed.
+/// Fails if the directory cannot be listed.
 pub fn list(shares: &Path) -> Result<Vec<String>, StoreError> {
     match fs::read_dir(shares) {
         Ok(entries) => Ok(entries.flatten().filter_map(|e| e.file_name().into_string().ok()).collect()),
@@ -317,8 +322,9 @@ pub fn list(shares: &Path) -> Result<Vec<String>, StoreError> {
     }
 }
 
-/// Bytes that the processes of a share hold, without those of processes that are gone: nobody takes their account back
-/// before another one comes. What the living have imported of those counts. `None` for a region that does not read.
+/// Returns the bytes that the processes of a share hold. Dead processes are left out: their account is only
+/// cleared when another process comes. Memory that living processes have imported from dead ones counts.
+/// Returns `None` if the region cannot be read.
 pub fn used(shares: &Path, result_id: &str) -> Option<u64> {
     let (file, _, bytes) = open_region(shares, result_id).ok()?;
     let view = RegionView::parse(&bytes).ok()?;
@@ -328,7 +334,7 @@ pub fn used(shares: &Path, result_id: &str) -> Option<u64> {
     }))
 }
 
-/// Whether somebody holds a lock on a byte of a file: the owner of a slot that lives.
+/// Returns true if a process holds a lock on a byte of a file: the living owner of a slot.
 fn is_locked(file: &File, at: u64) -> nix::Result<bool> {
     let mut lock = nix::libc::flock {
         l_type: i16::try_from(nix::libc::F_WRLCK).unwrap_or_default(),
@@ -341,16 +347,16 @@ fn is_locked(file: &File, at: u64) -> nix::Result<bool> {
     Ok(i32::from(lock.l_type) != nix::libc::F_UNLCK)
 }
 
-/// Path of a share's region file on this host.
+/// Returns the path of a share's region file on this host.
 pub fn region_path(shares: &Path, result_id: &str) -> PathBuf {
     shares.join(result_id).join("region/region")
 }
 
-/// Device and inode, and content of a share's region, at most one byte more than it should have. A tenant can
-/// put anything there: links are not followed, and nothing is waited for.
+/// Returns the device and inode, and the content of a share's region, at most one byte more than it should
+/// have. A tenant can put anything there, so links are not followed and the read does not block.
 ///
 /// # Errors
-/// If it is no file, or cannot be read.
+/// Fails if it is not a regular file, or cannot be read.
 pub fn read_region(shares: &Path, result_id: &str) -> std::io::Result<((u64, u64), Vec<u8>)> {
     open_region(shares, result_id).map(|(_, inode, bytes)| (inode, bytes))
 }

@@ -1,8 +1,8 @@
-//! Unix sockets as the kubelet finds them.
+//! Makes Unix sockets in the form in which the kubelet finds them.
 //!
-//! The file name must contain an `@`: kubelets dial registration sockets (older ones the DRA socket too)
-//! by raw path, and grpc-go then sends the percent-encoded path as `:authority`. With an ordinary name
-//! h2 refuses that; with an `@` the encoded path reads as user information and passes.
+//! The file name must contain an `@`: kubelets dial registration sockets (older ones the DRA socket too) by
+//! raw path, and grpc-go then sends the percent-encoded path as `:authority`. With an ordinary name h2
+//! refuses that; with an `@` the encoded path reads as user information and passes.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -15,39 +15,39 @@ use sha2::{Digest, Sha256};
 
 /// The character without which the kubelet's calls are refused.
 pub const NEEDED: char = '@';
-/// `sun_path` holds 108 bytes with the terminating zero.
+/// The longest path of a socket: `sun_path` holds 108 bytes with the terminating zero.
 const MAX_PATH: usize = 107;
 
-/// Why a socket could not be served.
+/// The reason why a socket could not be served.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// No name is short enough.
+    /// The path is too long, even with the shortest name.
     #[error("the path {} is longer than the {MAX_PATH} bytes of a socket address; use a shorter directory", .0.display())]
     TooLong(PathBuf),
-    /// The file system refused.
+    /// The file system refused an action.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The action that was tried.
         action: &'static str,
-        /// With what.
+        /// The path of the action.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
 }
 
-/// Path of the registration socket: `reg@<driver>[-<pod uid>].sock`.
+/// Returns the path of the registration socket: `reg@<driver>[-<pod uid>].sock`.
 ///
 /// # Errors
-/// If it is too long even with the UID shortened.
+/// Fails if the path is too long even with the UID shortened.
 pub fn registration(dir: &Path, driver: &str, pod_uid: &str) -> Result<PathBuf, SocketError> {
     path(dir, "reg", driver, pod_uid)
 }
 
-/// Path of the DRA socket: `dra@<driver>[-<pod uid>].sock`.
+/// Returns the path of the DRA socket: `dra@<driver>[-<pod uid>].sock`.
 ///
 /// # Errors
-/// If it is too long even with the UID shortened.
+/// Fails if the path is too long even with the UID shortened.
 pub fn dra(data_dir: &Path, driver: &str, pod_uid: &str) -> Result<PathBuf, SocketError> {
     path(data_dir, "dra", driver, pod_uid)
 }
@@ -67,7 +67,7 @@ fn path(dir: &Path, what: &str, driver: &str, pod_uid: &str) -> Result<PathBuf, 
     if !pod_uid.is_empty() && short(&hashed) { Ok(hashed) } else { Err(SocketError::TooLong(whole)) }
 }
 
-/// A socket of ours; its file is removed with it.
+/// A socket of this driver; its file is removed when it is dropped.
 #[derive(Debug)]
 pub struct Socket {
     path: PathBuf,
@@ -75,10 +75,10 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Binds, over whatever file is there: a path of ours is served by the youngest.
+    /// Binds the socket, replacing any file at the path: the youngest instance serves a path of this driver.
     ///
     /// # Errors
-    /// [`SocketError`].
+    /// Fails with [`SocketError`].
     pub fn bind(path: &Path) -> Result<(Self, UnixListener), SocketError> {
         let io = |action| move |source| SocketError::Io { action, path: path.to_owned(), source };
         if let Some(dir) = path.parent() {
@@ -95,7 +95,7 @@ impl Socket {
         Ok((Self { path: path.to_owned(), inode }, listener))
     }
 
-    /// Where it is.
+    /// Returns the path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -114,8 +114,8 @@ impl Drop for Socket {
     }
 }
 
-/// Removes sockets of this driver in a directory that nobody listens on: what instances left that were
-/// killed. The kubelet would try them again and again.
+/// Removes sockets of this driver in a directory that no process listens on: instances that were killed left
+/// them. The kubelet would try them again and again. Returns the paths that were removed.
 pub fn remove_stale(dir: &Path, what: &str, driver: &str) -> Vec<PathBuf> {
     let prefix = format!("{what}{NEEDED}{driver}");
     let mut removed = Vec::new();

@@ -1,10 +1,10 @@
-//! `status.devices` of claims: what was prepared ([`data`]), or why not. Written by server-side apply, so that
-//! other drivers' entries, and what others write into ours, are not touched. Best effort: where it is not allowed it is
-//! switched off.
+//! Writes `status.devices` of claims: the data of prepared devices ([`data`]), or the reason of a failure. It
+//! is written by server-side apply, so that other drivers' entries, and other writers' fields in this
+//! driver's entries, are not touched. Writing is best effort: if it is not allowed, it is switched off.
 //!
-//! A failure is written at once. What is prepared is written by the [`Follower`], after every change of the ledger.
-//! Before a write the claim is read, so that an agent that started anew writes only what is missing, and a condition
-//! keeps the time since when it is so.
+//! A failure is written at once. The data of prepared devices is written by the [`Follower`], after every
+//! change of the ledger. Before a write the claim is read. So an agent that started anew writes only what is
+//! missing, and a condition keeps the time of its last transition.
 
 pub mod data;
 mod entry;
@@ -27,37 +27,37 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Our field manager.
+/// The field manager of this driver.
 pub const FIELD_MANAGER: &str = "aliquot-kubelet-plugin";
-/// Longest wait for one answer of the API server.
+/// The longest wait for one answer of the API server.
 const API_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What is to be said of an allocation result.
+/// The wanted status of an allocation result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Wanted {
-    /// Which one.
+    /// The key of the result.
     pub key: ResultKey,
-    /// Data of the device, if it is prepared.
+    /// The data of the device, if it is prepared.
     pub data: Option<Value>,
 }
 
-/// What is known of a claim's status.
+/// The known state of a claim's status.
 #[derive(Debug, Default)]
 struct Told {
     said: Said,
-    /// What the API is known to have; nothing once more came to be said.
+    /// The devices that the API is known to have; `None` if there is something new to write.
     written: Option<Vec<Wanted>>,
 }
 
-/// Writes `status.devices`.
+/// The writer of `status.devices`.
 #[derive(Clone)]
 pub struct StatusWriter {
     client: Client,
     driver: String,
     forbidden: Arc<AtomicBool>,
-    /// By claim UID.
+    /// The known state, by claim UID.
     told: Arc<Mutex<BTreeMap<String, Told>>>,
-    /// Held while a claim is read and written, so that the later word is the last.
+    /// Held while a claim is read and written, so that the later statement is written last.
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -68,7 +68,7 @@ impl std::fmt::Debug for StatusWriter {
 }
 
 impl StatusWriter {
-    /// A writer.
+    /// Creates a writer.
     pub fn new(client: Client, driver: &str) -> Self {
         Self {
             client,
@@ -79,12 +79,12 @@ impl StatusWriter {
         }
     }
 
-    /// The claim was prepared, which the [`Follower`] writes when it has seen it.
+    /// Notes that the claim was prepared. The [`Follower`] writes it when it has seen the claim.
     pub fn prepared(&self, uid: &str) {
         self.told.lock().insert(uid.to_owned(), Told { said: Said::Prepared, written: None });
     }
 
-    /// The claim could not be prepared.
+    /// Writes that the claim could not be prepared.
     pub fn failed(&self, request: &Request, reason: &'static str, note: &str) {
         let said = Said::Failed { reason, note: note.to_owned() };
         let uid = &request.claim.uid;
@@ -114,8 +114,8 @@ impl StatusWriter {
         });
     }
 
-    /// A device of a claim that was prepared is gone (`note` says which), or all are there. What came of a call of the
-    /// kubelet stands as long as nothing was gone.
+    /// Notes that a device of a prepared claim is gone (`note` says which), or that all are there. The result
+    /// of the kubelet's last call stands as long as nothing was gone.
     fn found(&self, uid: &str, note: Option<String>) {
         let mut told = self.told.lock();
         let said = told.get(uid).map(|told| &told.said);
@@ -131,22 +131,22 @@ impl StatusWriter {
         }
     }
 
-    /// The claim is released.
+    /// Forgets a claim that was released.
     pub fn forget(&self, uid: &str) {
         self.told.lock().remove(uid);
     }
 
-    /// Forgets claims that hold nothing here any more, but for failures, of which the kubelet may ask again.
+    /// Forgets claims that hold nothing here any more, except failures, for which the kubelet may ask again.
     pub fn forget_ended(&self, ledger: &Ledger) {
         self.told.lock().retain(|uid, told| {
             ledger.has(uid) || told.written.is_none() || matches!(told.said, Said::Failed { .. })
         });
     }
 
-    /// Makes the status say this of the claim's devices, if it is not known to do so.
+    /// Makes the status of the claim's devices say this, unless it is known to do so.
     ///
     /// # Errors
-    /// If the API cannot be asked or does not answer in time.
+    /// Fails if the API cannot be asked or does not answer in time.
     pub async fn keep(&self, claim: &ClaimRef, devices: Vec<Wanted>) -> anyhow::Result<()> {
         if self.forbidden.load(Ordering::Relaxed) || self.to_say(claim, &devices).is_none() {
             return Ok(());
@@ -162,8 +162,9 @@ impl StatusWriter {
         Ok(())
     }
 
-    /// What is to be said of these devices, unless the API is known to have that. Devices without data are of a claim
-    /// that could not be prepared: nothing is said of them once it is forgotten, or prepared after all.
+    /// Returns the statement to write for these devices, unless the API is known to have it. Devices without
+    /// data belong to a claim that could not be prepared. Nothing is written for them once the claim is
+    /// forgotten, or was prepared after all.
     fn to_say(&self, claim: &ClaimRef, devices: &[Wanted]) -> Option<Said> {
         let prepared = devices.iter().any(|device| device.data.is_some());
         let told = self.told.lock();
@@ -175,11 +176,12 @@ impl StatusWriter {
     }
 
     async fn write(&self, claim: &ClaimRef, said: &Said, devices: &[Wanted]) -> kube::Result<()> {
-        // As it is, with `status.devices`.
+        // The typed claim includes `status.devices`.
         let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &claim.namespace);
         let Some(object) = api.get_opt(&claim.name).await? else { return Ok(()) };
         let keys: Vec<ResultKey> = devices.iter().map(|device| device.key.clone()).collect();
-        // A claim of the same name that came after it, or that has other devices by now, is not told of these.
+        // These devices are not written to a later claim of the same name, nor to one that has other devices
+        // by now.
         if object.metadata.uid.as_ref() != Some(&claim.uid)
             || !claim::still_allocated(&object, &self.driver, &keys)
         {
@@ -205,7 +207,7 @@ impl StatusWriter {
         }
     }
 
-    /// The entries of all devices; `None` if they are there.
+    /// Returns the entries of all devices; `None` if the API has them all.
     fn entries(
         &self,
         said: &Said,

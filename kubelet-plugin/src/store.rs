@@ -1,16 +1,17 @@
-//! The checkpoint on disk, and the lock under which it is read and written.
+//! Keeps the checkpoint on disk, and the lock under which it is read and written.
 //!
-//! Two instances of the agent may run during an update, and both may get calls. So every operation
-//! takes the node's lock (`flock`, which the kernel drops with the process), reads the checkpoint from
-//! disk, and writes it back: disk is the truth, memory is nothing.
+//! Two instances of the agent may run during an update, and both may get calls. So every operation takes the
+//! node's lock (`flock`, which the kernel drops with the process), reads the checkpoint from disk, and writes
+//! it back. The state on disk is authoritative; nothing is kept in memory.
 //!
-//! Two equal copies are kept, each replaced by rename after fsync. The newer one that reads wins, so a
-//! truncated file costs nothing (dra-driver-nvidia-gpu#1100, #1259). A copy that does not read is kept under
-//! another name before anything is written in its place. Where none reads, or none is there, what is read is an
-//! empty ledger that says so ([`Ledger::lost`]).
+//! Two equal copies are kept, each replaced by rename after fsync. The newer readable copy wins, so a
+//! truncated file costs nothing (dra-driver-nvidia-gpu#1100, #1259). A copy that cannot be read is kept under
+//! another name before anything is written in its place. If no copy can be read, or none is there, the result
+//! is an empty ledger that is marked as lost ([`Ledger::lost`]).
 //!
-//! A third file of the same size is the reserve, which only giving back may use ([`Locked::save_releasing`]):
-//! on a full disk nothing is prepared, and everything that is prepared can be unprepared.
+//! A third file of the same size is the reserve, which only releasing operations may use
+//! ([`Locked::save_releasing`]): on a full disk nothing new is prepared, and everything that is prepared can
+//! be unprepared.
 
 mod aside;
 mod decoded;
@@ -43,37 +44,37 @@ use std::time::{Duration, Instant};
 const FILES: [&str; 2] = ["checkpoint.json", "checkpoint.copy.json"];
 const LOCK: &str = "lock";
 
-/// Why state could not be read or written.
+/// The reason why state could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The other instance, or another operation, has the lock.
+    /// Another instance, or another operation, holds the lock.
     #[error("another operation or another instance of the plugin held {} for {waited:?}; try again", path.display())]
     Busy {
-        /// Lock file.
+        /// The lock file.
         path: PathBuf,
-        /// How long we waited.
+        /// The time that was waited.
         waited: Duration,
     },
-    /// No block or no inode is left, or a quota is used up.
+    /// The file system has no block or inode left, or a quota is used up.
     #[error(
         "cannot {action} {}: {source}: free space or inodes on the file system of {} (df -h, df -i), for until then nothing new is prepared there; what is prepared can be unprepared", path.display(), path.parent().unwrap_or(path).display()
     )]
     Full {
-        /// What was tried.
+        /// The action that was tried.
         action: &'static str,
-        /// With what.
+        /// The path of the action.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
-    /// The file system refused.
+    /// The file system refused the action.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The action that was tried.
         action: &'static str,
-        /// With what.
+        /// The path of the action.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
 }
@@ -81,11 +82,11 @@ pub enum StoreError {
 /// A copy of the checkpoint that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
-    /// Where it was.
+    /// The path of the copy.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The reason why it could not be read.
     pub reason: String,
-    /// Where it is now.
+    /// The path at which the copy is kept now.
     pub kept: PathBuf,
 }
 
@@ -95,7 +96,7 @@ impl fmt::Display for Damage {
     }
 }
 
-/// The data directory.
+/// The data directory of the checkpoint.
 #[derive(Debug, Clone)]
 pub struct Store {
     dir: PathBuf,
@@ -104,7 +105,8 @@ pub struct Store {
     turns: Arc<Turns>,
 }
 
-/// The node's lock. The checkpoint is read and written under it, and nothing that takes long happens under it.
+/// The node's lock, while it is held. The checkpoint is read and written under it, and nothing that takes
+/// long happens under it.
 #[derive(Debug)]
 pub struct Locked {
     dir: PathBuf,
@@ -116,27 +118,27 @@ pub struct Locked {
     _turn: Turn,
 }
 
-/// What was read.
+/// The result of reading the checkpoint.
 #[derive(Debug)]
 pub struct Loaded {
     /// The ledger.
     pub ledger: Ledger,
-    /// Copies that could not be read; the ledger came from the other one, or says that it was lost.
+    /// The copies that could not be read. The ledger came from the other copy, or is marked as lost.
     pub damaged: Vec<Damage>,
 }
 
 impl Store {
-    /// A data directory, which [`Store::lock`] makes when it is missing.
+    /// Uses a data directory; [`Store::lock`] makes it if it is missing.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self { dir: dir.into(), damage: Arc::default(), decoded: Arc::default(), turns: Arc::default() }
     }
 
-    /// Where it is.
+    /// Returns the path of the data directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Copies that could not be read since this was called last.
+    /// Returns the copies that could not be read since the last call.
     pub fn take_damage(&self) -> Vec<Damage> {
         std::mem::take(&mut *self.damage.lock())
     }
@@ -144,7 +146,8 @@ impl Store {
     /// Takes the lock. Blocks the thread for at most `timeout`.
     ///
     /// # Errors
-    /// [`StoreError::Busy`] after the timeout.
+    /// Fails with [`StoreError::Busy`] after the timeout, or with another [`StoreError`] if the file system
+    /// refuses.
     pub fn lock(&self, timeout: Duration) -> Result<Locked, StoreError> {
         let until = Instant::now() + timeout;
         let path = self.dir.join(LOCK);
@@ -176,11 +179,11 @@ impl Store {
 }
 
 impl Locked {
-    /// Reads the newer readable copy, and keeps what does not read under another name. Where none reads, or none is
-    /// there, the ledger is one that was lost.
+    /// Reads the newer readable copy. A copy that cannot be read is kept under another name. If no copy can
+    /// be read, or none is there, returns a ledger that is marked as lost.
     ///
     /// # Errors
-    /// If the file system refuses.
+    /// Fails if the file system refuses.
     pub fn load(&mut self) -> Result<Loaded, StoreError> {
         let mut best: Option<(Arc<Said>, &'static str)> = None;
         let mut newer: Vec<NewerCopy> = Vec::new();
@@ -235,18 +238,19 @@ impl Locked {
         Ok(Loaded { ledger, damaged })
     }
 
-    /// Whether something here says that there was a checkpoint.
+    /// Returns true if another file in the directory shows that there was a checkpoint.
     fn has_traces(&self) -> bool {
         reserve::size(&self.dir).is_some() || aside::any(&self.dir)
     }
 
-    /// Writes both copies, to take something on. After the return, or a crash, at least one is whole, and
-    /// there is room to give back everything that the ledger holds.
+    /// Writes both copies, for an operation that takes something on. After the return, or a crash, at least
+    /// one copy is whole, and there is room to release everything that the ledger holds.
     ///
     /// # Errors
-    /// If the reserve or the first copy cannot be written; [`StoreError::Full`] on a full disk. The ledger on
-    /// disk is then what it was. Where the disk does not answer for the directory at last, the new one is read from
-    /// then on, but may be lost with the power. A second copy that cannot be written is only worth a warning.
+    /// Fails if the reserve or the first copy cannot be written; with [`StoreError::Full`] on a full disk.
+    /// The ledger on disk is then unchanged. If only the final sync of the directory fails, the new ledger is
+    /// the one that is read from then on, but it may be lost in a power failure. A second copy that cannot be
+    /// written only causes a warning.
     pub fn save(&mut self, ledger: &Ledger) -> Result<(), StoreError> {
         let bytes = self.encode(ledger, None)?;
         reserve::keep(&self.dir, bytes.len())?;
@@ -261,11 +265,11 @@ impl Locked {
         Ok(())
     }
 
-    /// Writes both copies, to give something back or to keep what there is: as [`Self::save`], but a full
-    /// disk does not stop it, for there is a reserve.
+    /// Writes both copies, for an operation that releases something or keeps what there is. Works as
+    /// [`Self::save`], but a full disk does not stop it, because there is a reserve.
     ///
     /// # Errors
-    /// If the first copy cannot be written.
+    /// Fails if the first copy cannot be written.
     pub fn save_releasing(&mut self, ledger: &Ledger) -> Result<(), StoreError> {
         let full = match self.save(ledger) {
             Err(error @ StoreError::Full { .. }) => error,
@@ -286,11 +290,11 @@ impl Locked {
         Ok(())
     }
 
-    /// Makes the reserve, and gives both copies their full size, where an earlier release or a full disk left
+    /// Makes the reserve and gives both copies their full size, if an earlier release or a full disk left
     /// them smaller.
     ///
     /// # Errors
-    /// [`StoreError::Full`] if there is no room for it.
+    /// Fails with [`StoreError::Full`] if there is no room for it.
     pub fn settle(&mut self, ledger: &Ledger) -> Result<(), StoreError> {
         let size = self.encode(ledger, None)?.len() as u64;
         let fits = |name: &str| fs::metadata(self.dir.join(name)).is_ok_and(|meta| meta.len() >= size);
@@ -298,7 +302,8 @@ impl Locked {
         if settled { Ok(()) } else { self.save(ledger) }
     }
 
-    /// The file's bytes under the next sequence number; of the size that they should have, or of this one.
+    /// Encodes the checkpoint under the next sequence number, padded to `size` bytes or, without one, to the
+    /// size that it should have.
     fn encode(&mut self, ledger: &Ledger, size: Option<u64>) -> Result<Vec<u8>, StoreError> {
         self.sequence = self.sequence.saturating_add(1);
         checkpoint::encode(ledger, self.sequence)
@@ -315,7 +320,7 @@ impl Locked {
     }
 }
 
-/// Whether it is what is on the disk that cannot be read, and not the asking.
+/// Returns true if the error means that the content on disk is damaged, not that the request failed.
 fn is_damage(error: &io::Error) -> bool {
     let damage = [Errno::EIO, Errno::EBADMSG, Errno::EUCLEAN, Errno::EISDIR];
     error.raw_os_error().is_some_and(|code| damage.contains(&Errno::from_raw(code)))

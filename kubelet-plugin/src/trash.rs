@@ -1,8 +1,9 @@
-//! Removal of what containers could write, apart from everything else.
+//! Removes what containers could write, separately from everything else.
 //!
-//! Under the node's lock a share's directory is only renamed into the trash beside `shares`, which takes the same time
-//! whatever is in it. This task empties the trash in the background, what an earlier process left included. What cannot
-//! be removed stays, is said, and is tried again later; nothing else waits for it.
+//! Under the node's lock a share's directory is only renamed into the trash beside `shares`, which takes the
+//! same time whatever is in it. This task empties the trash in the background, including what an earlier
+//! process left. An entry that cannot be removed stays, is reported, and is tried again later; nothing else
+//! waits for it.
 
 mod remove;
 
@@ -20,28 +21,28 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// How often the trash is looked at.
+/// The interval between looks at the trash.
 const LOOK: Duration = Duration::from_secs(2);
-/// What cannot be removed is tried again after so long, then after twice as long each time.
+/// The pause before an entry that could not be removed is tried again; it doubles each time.
 const RETRY: Duration = Duration::from_secs(10);
 const RETRY_AT_MOST: Duration = Duration::from_secs(600);
 
-/// The trash of a directory of shares.
+/// Returns the trash directory of a directory of shares.
 pub fn dir(shares: &Path) -> PathBuf {
     shares.with_file_name("trash")
 }
 
-/// The task.
+/// The task that empties the trash.
 #[derive(Debug)]
 pub struct Trash {
     dir: PathBuf,
     metrics: Metrics,
-    /// What could not be removed: when it is tried again, and how long that was waited for.
+    /// The entries that could not be removed: when each is tried again, and the pause before that.
     stuck: BTreeMap<OsString, (Instant, Duration)>,
 }
 
 impl Trash {
-    /// The trash of a directory of shares.
+    /// Creates the task for a directory of shares.
     pub fn new(shares: &Path, metrics: Metrics) -> Self {
         Self { dir: dir(shares), metrics, stuck: BTreeMap::new() }
     }
@@ -59,7 +60,7 @@ impl Trash {
         }
     }
 
-    /// Removes what is due. `false` once cancelled.
+    /// Removes the entries that are due. Returns false once cancelled.
     async fn empty(&mut self, cancel: &CancellationToken) -> bool {
         let now = Instant::now();
         let spare: Vec<OsString> =

@@ -1,4 +1,4 @@
-//! What shares use, read from the regions that the limiter keeps.
+//! Measures what shares use, read from the regions that the limiter keeps.
 
 use crate::ledger::Ledger;
 use crate::metrics::{Metrics, ShareLabels};
@@ -6,8 +6,8 @@ use crate::share::read_region;
 use aliquot_quota::region::RegionView;
 use std::path::Path;
 
-/// Sets the metrics of all shares. A region that does not read is left out; the limiter fails closed on
-/// it by itself.
+/// Sets the metrics of all shares. A region that cannot be read is left out; the limiter itself fails closed
+/// on it.
 pub fn measure(metrics: &Metrics, shares: &Path, ledger: &Ledger) {
     metrics.share_quota.clear();
     metrics.share_used.clear();

@@ -1,8 +1,9 @@
-//! A whole GPU for a virtual machine: its PCI functions go from NVIDIA's driver to vfio-pci, and back.
+//! Gives a whole GPU to a virtual machine: its PCI functions go from NVIDIA's driver to vfio-pci, and back.
 //!
-//! NVIDIA's driver gives a GPU away only when nothing has it open, and keeps whoever asks waiting until then in a sleep
-//! that nothing ends. So that is looked at first, our own library is closed meanwhile, and each write has a time limit.
-//! What to write is decided in [`slot`]; after a crash it is decided anew from what the kernel says.
+//! NVIDIA's driver releases a GPU only when nothing has it open. Until then it keeps the caller waiting in a
+//! sleep that cannot be interrupted. So open device nodes are checked first, this driver's own library is
+//! closed meanwhile, and each write has a time limit. [`slot`] decides what to write; after a crash it
+//! decides again from what the kernel reports.
 
 mod error;
 mod library;
@@ -27,21 +28,21 @@ use std::sync::Arc;
 use std::time::Duration;
 use sysfs::Sysfs;
 
-/// How long the kernel may take for one write: a driver shuts a GPU down, or starts it.
+/// The longest time that the kernel may take for one write, in which a driver shuts a GPU down or starts it.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
-/// The node as far as GPUs of virtual machines are concerned.
+/// The parts of the node that matter to GPUs of virtual machines.
 #[derive(Clone)]
 pub struct Vfio {
-    /// Whether GPUs are given to virtual machines. They are taken back in any case.
+    /// True if GPUs are given to virtual machines. They are taken back in any case.
     pub on: bool,
-    /// Also those that are connected to NVSwitches: a fabric manager has to be told of it.
+    /// True if GPUs that are connected to NVSwitches are given, too: a fabric manager has to be told of it.
     pub on_nvswitch: bool,
-    /// The kernel's view.
+    /// The kernel's view of PCI devices.
     pub sysfs: Sysfs,
-    /// `/proc`.
+    /// The path of `/proc`.
     pub proc_root: PathBuf,
-    /// NVML, which has every GPU open while it is.
+    /// The NVML library, which has every GPU open while it is open.
     pub library: Option<Arc<Reopening>>,
 }
 
@@ -52,7 +53,7 @@ impl std::fmt::Debug for Vfio {
 }
 
 impl Vfio {
-    /// With roots of sysfs and procfs.
+    /// Uses these roots of sysfs and procfs.
     pub fn new(on: bool, sys_root: &Path, proc_root: &Path, library: Option<Arc<Reopening>>) -> Self {
         Self {
             on,
@@ -63,10 +64,10 @@ impl Vfio {
         }
     }
 
-    /// What a GPU is to a virtual machine, if one could have it.
+    /// Returns the facts of a GPU for a virtual machine, if one can have it.
     ///
     /// # Errors
-    /// [`VfioError`] with what is missing.
+    /// Fails with [`VfioError`], which says what is missing.
     pub fn offer(&self, info: &GpuInfo) -> Result<Passthrough, VfioError> {
         if !self.on {
             return Err(VfioError::Off);
@@ -81,30 +82,30 @@ impl Vfio {
         Ok(self.sysfs.facts(address))
     }
 
-    /// Whether a GPU is there and not with NVIDIA's driver, so that NVML does not list it.
+    /// Returns true if a GPU is there but not with NVIDIA's driver, so that NVML does not list it.
     pub fn is_away(&self, address: &str) -> bool {
         self.sysfs.group(address).is_ok_and(|group| group.driver() != Some(NVIDIA))
     }
 
-    /// Whether a GPU is on the bus, whatever its driver.
+    /// Returns true if a GPU is on the bus, whatever its driver.
     pub fn is_there(&self, address: &str) -> bool {
         self.sysfs.group(address).is_ok()
     }
 
-    /// Whether a GPU is with vfio-pci, and so are the other functions of its card. What its neighbours have become
-    /// since does not matter any more.
+    /// Returns true if a GPU and the other functions of its card are with vfio-pci. Changes to other
+    /// functions of the IOMMU group since then do not matter.
     ///
     /// # Errors
-    /// [`VfioError`] if it is not there, or cannot be looked at.
+    /// Fails with [`VfioError`] if the GPU is not there, or cannot be looked at.
     pub fn is_bound(&self, address: &str) -> Result<bool, VfioError> {
         let group = self.sysfs.group(address)?;
         Ok(group.is_on_vfio() && group.bind().map_or(true, |writes| writes.is_empty()))
     }
 
-    /// Has vfio-pci take a GPU.
+    /// Binds a GPU to vfio-pci.
     ///
     /// # Errors
-    /// [`VfioError`]; [`Self::release`] is then still due.
+    /// Fails with [`VfioError`]; [`Self::release`] must then still be called.
     pub fn bind(
         &self,
         gpus: &dyn Gpus,
@@ -121,13 +122,13 @@ impl Vfio {
         }
         let with_nvidia = group.driver() == Some(NVIDIA);
         let closed = if with_nvidia {
-            // Its number may be another one since its MIG mode was switched.
+            // The minor number may have changed since MIG mode was switched.
             let info = gpus.gpu(gpu)?;
             let processes = gpus.processes(gpu)?;
             if !processes.is_empty() {
                 return Err(VfioError::Running { processes });
             }
-            // With MIG mode on its links were down, and said nothing.
+            // While MIG mode was on, the GPU's links were down and did not show the fabric.
             self.refuse_fabric(&info)?;
             if persistence::switch_off(gpus, gpu)? {
                 probe.at("after persistence mode was switched off");
@@ -148,11 +149,11 @@ impl Vfio {
         done
     }
 
-    /// Gives a GPU back to NVIDIA's driver, which keeps it initialised if `persistence` says so. Right from whatever state
-    /// [`Self::bind`] or this was left in.
+    /// Gives a GPU back to NVIDIA's driver, which keeps it initialised if `persistence` says so. It is right
+    /// from any state that [`Self::bind`] or this function left.
     ///
     /// # Errors
-    /// [`VfioError`]; it can be done again.
+    /// Fails with [`VfioError`]; the call can be repeated.
     pub fn release(
         &self,
         gpus: &dyn Gpus,
@@ -174,7 +175,7 @@ impl Vfio {
         if group.is_on_vfio() {
             self.refuse_in_use(&group)?;
         }
-        // A driver that is still letting go of it may be waiting for our own library.
+        // A driver that is still releasing the GPU may be waiting for this process's own library.
         let closed = match group.driver() {
             None => library::close(self.library.as_deref(), gpu)?,
             Some(_) => None,
@@ -199,15 +200,15 @@ impl Vfio {
         Ok(())
     }
 
-    /// The devices that the container of a virtual machine needs.
+    /// Returns the device nodes that the container of a virtual machine needs.
     ///
     /// # Errors
-    /// [`VfioError`].
+    /// Fails with [`VfioError`].
     pub fn nodes(&self, passed: &Passed) -> Result<Vec<CharDevice>, VfioError> {
         self.sysfs.nodes(&passed.address, passed.iommu)
     }
 
-    /// Whether a virtual machine uses the GPU, as far as that can be seen. In doubt one does.
+    /// Returns true if a virtual machine uses the GPU. If this cannot be found out, returns true.
     pub fn is_in_use(&self, address: &str) -> bool {
         match self.sysfs.group(address) {
             Ok(group) => group.is_on_vfio() && self.refuse_in_use(&group).is_err(),
@@ -234,8 +235,8 @@ impl Vfio {
         Err(VfioError::NotTaken { address: address.to_owned(), wanted, now })
     }
 
-    /// A virtual machine's driver finds no fabric that it may use unless the fabric manager was told, and nobody tells it
-    /// from here.
+    /// Refuses a GPU on NVSwitches. The driver in a virtual machine finds no usable fabric unless the fabric
+    /// manager was told, and this driver does not tell it.
     fn refuse_fabric(&self, info: &GpuInfo) -> Result<(), VfioError> {
         if info.nvswitch && !self.on_nvswitch { Err(VfioError::OnNvSwitch) } else { Ok(()) }
     }

@@ -1,58 +1,60 @@
-//! An administrator's word that the errors of a GPU were looked at, as an annotation of its Node:
-//! `acknowledge.aliquot.dev/<GPU UUID>: <time>[ <reason>]`, the time as RFC 3339 has it. It is about what had happened by
-//! then, and no more: an error after that time counts as if nothing had been said.
+//! An administrator's statement that the errors of a GPU were looked at, as an annotation of the GPU's Node:
+//! `acknowledge.aliquot.dev/<GPU UUID>: <time>[ <reason>]`, with the time in RFC 3339. It covers what had
+//! happened by that time, and no more: a later error counts as if nothing had been stated.
 
 use crate::{GpuUuid, annotation, names};
 use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 
-/// What the names of the annotations begin with; like that of cordons it does not begin with `aliquot.dev/`.
+/// The prefix of the annotations' names; like that of cordons, it does not begin with `aliquot.dev/`.
 pub const PREFIX: &str = names::ACKNOWLEDGE_PREFIX;
-/// Which taints it clears, by the part of their keys after the driver's name: what the driver reported as an error.
+/// The taints that an acknowledgement clears, by the part of their keys after the driver's name: errors that
+/// the driver reported.
 pub const CLEARED: [&str; 2] = ["ecc", "xid"];
-/// How far the clock of who wrote it may be ahead.
+/// How far ahead the author's clock may be.
 pub const AHEAD: SignedDuration = SignedDuration::from_mins(5);
 
-/// What is said of one GPU.
+/// The acknowledgement of one GPU's errors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Acknowledgement {
-    /// Until when its errors were looked at.
+    /// The time until which errors were looked at.
     pub at: Timestamp,
-    /// Why, in the administrator's words; may be empty.
+    /// The reason, in the administrator's words; may be empty.
     pub reason: String,
 }
 
 impl Acknowledgement {
-    /// Reads the annotation's value; `None` if it does not begin with a time.
+    /// Reads an annotation's value; `None` if it does not begin with a time.
     pub fn read(value: &str) -> Option<Self> {
         let (time, reason) =
             value.trim().split_once(char::is_whitespace).unwrap_or_else(|| (value.trim(), ""));
         Some(Self { at: time.parse().ok()?, reason: annotation::reason(reason) })
     }
 
-    /// The annotation's value.
+    /// Returns the annotation's value.
     pub fn value(&self) -> String {
         if self.reason.is_empty() { self.at.to_string() } else { format!("{} {}", self.at, self.reason) }
     }
 }
 
-/// Name of the annotation for a GPU.
+/// Returns the name of the annotation for a GPU.
 pub fn key(gpu: &GpuUuid) -> String {
     annotation::key(PREFIX, gpu)
 }
 
-/// What a Node's annotations say.
+/// The acknowledgements in a Node's annotations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Acknowledgements {
-    /// By GPU.
+    /// Acknowledgements by GPU.
     pub gpus: BTreeMap<GpuUuid, Acknowledgement>,
-    /// Names of annotations that begin as ours do and name no GPU by its UUID, or have a value without a time that has come.
+    /// Names of annotations with this prefix that name no GPU by its UUID, or whose value has no time that
+    /// has come.
     pub not_understood: Vec<String>,
 }
 
 impl Acknowledgements {
-    /// Reads them all. One of a time that lies ahead is about what has not happened yet: it is not understood until that
-    /// time has come, give or take [`AHEAD`].
+    /// Reads all acknowledgements. One with a time in the future is about errors that have not happened yet:
+    /// it is not understood until that time has come, with a tolerance of [`AHEAD`].
     pub fn read(annotations: &BTreeMap<String, String>, now: Timestamp) -> Self {
         let has_come = |said: &Acknowledgement| said.at.duration_since(now) <= AHEAD;
         let said = |value: &str| Acknowledgement::read(value).filter(has_come);

@@ -1,23 +1,23 @@
-//! The mark of an allocation: how controller and node agents know an allocation of the controller again.
+//! The mark of an allocation, by which controller and node agents recognise an allocation of the controller.
 //!
 //! The controller writes the mark into the claim's annotation [`crate::names::ALLOCATION`] together with the
-//! allocation. The mark depends on the claim's UID, so one that was copied from another claim, or written
-//! before the API server gave the claim its UID, is not the mark of any allocation of this claim.
+//! allocation. The mark depends on the claim's UID. So a mark that was copied from another claim, or written
+//! before the API server gave the claim its UID, matches no allocation of this claim.
 
 use uuid::Uuid;
 
-/// One result of an allocation, as far as it is part of the mark (`DeviceRequestAllocationResult`).
+/// The part of an allocation result that is in the mark (`DeviceRequestAllocationResult`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MarkedResult<'a> {
-    /// Request, with its subrequest.
+    /// Name of the request, with its subrequest.
     pub request: &'a str,
-    /// Driver.
+    /// Name of the driver.
     pub driver: &'a str,
-    /// Pool.
+    /// Name of the pool.
     pub pool: &'a str,
-    /// Device.
+    /// Name of the device.
     pub device: &'a str,
-    /// Share of the device, if it is shared.
+    /// ID of the share, if the device is shared.
     pub share_id: Option<&'a str>,
 }
 
@@ -37,8 +37,8 @@ pub fn mark<'a>(
     format!("{seconds}.{}", Uuid::new_v5(&Uuid::NAMESPACE_OID, text.as_bytes()))
 }
 
-/// Returns the time that a mark states, in seconds since 1970; `None` if the text states none. Whoever
-/// relies on it first compares the text with [`mark`].
+/// Returns the time that a mark states, in seconds since 1970; `None` if the text states none. Compare the
+/// text with [`mark`] before relying on the time.
 pub fn stated_seconds(mark: &str) -> Option<i64> {
     mark.split_once('.')?.0.parse().ok()
 }

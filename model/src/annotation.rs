@@ -1,23 +1,23 @@
-//! What annotations of a Node say of one GPU each: `<prefix><GPU UUID>: <value>`.
+//! Annotations of a Node that are about one GPU each: `<prefix><GPU UUID>: <value>`.
 
 use crate::GpuUuid;
 use std::collections::BTreeMap;
 
-/// Most characters of a reason that are told on.
+/// The most characters of a reason that are passed on.
 pub(crate) const REASON: usize = 200;
 
-/// The name of a GPU's annotation.
+/// Returns the name of a GPU's annotation.
 pub(crate) fn key(prefix: &str, gpu: &GpuUuid) -> String {
     format!("{prefix}{gpu}")
 }
 
-/// A reason as it is told on: one line, and not too long.
+/// Returns a reason as it is passed on: in one line, and shortened.
 pub(crate) fn reason(text: &str) -> String {
     text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).take(REASON).collect()
 }
 
-/// What the annotations with this prefix say by GPU, and the names of those that name no GPU by its UUID or whose value
-/// says nothing.
+/// Returns the values of the annotations with this prefix by GPU, and the names of those that name no GPU by
+/// its UUID or whose value cannot be read.
 pub(crate) fn read<T>(
     annotations: &BTreeMap<String, String>,
     prefix: &str,

@@ -25,11 +25,11 @@ pub enum DriverCapability {
 }
 
 impl DriverCapability {
-    /// All of them.
+    /// All parts.
     pub const ALL: [Self; 7] =
         [Self::Compute, Self::Utility, Self::Video, Self::Graphics, Self::Display, Self::Ngx, Self::Compat32];
 
-    /// NVIDIA's name.
+    /// Returns NVIDIA's name of the part.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Compute => "compute",
@@ -43,41 +43,41 @@ impl DriverCapability {
     }
 }
 
-/// Several parts, as text `compute,utility` or `all`.
+/// A set of parts, as text `compute,utility` or `all`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DriverCapabilities(BTreeSet<DriverCapability>);
 
 impl DriverCapabilities {
-    /// Everything.
+    /// Returns the set of all parts.
     pub fn all() -> Self {
         Self(DriverCapability::ALL.into())
     }
 
-    /// What NVIDIA's runtime gives a container that asks for nothing: `compute,utility`.
+    /// Returns the parts that NVIDIA's runtime gives a container that requests none: `compute,utility`.
     pub fn usual() -> Self {
         Self([DriverCapability::Compute, DriverCapability::Utility].into())
     }
 
-    /// Whether there are none.
+    /// Returns true if the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether that part is among them.
+    /// Returns true if a part is in the set.
     pub fn has(&self, capability: DriverCapability) -> bool {
         self.0.contains(&capability)
     }
 
-    /// Adds those of another set.
+    /// Adds the parts of another set.
     pub fn add(&mut self, other: &Self) {
         self.0.extend(&other.0);
     }
 }
 
-/// A text that names no parts of the driver.
+/// A text that names no parts of the driver's files.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CapabilityError {
-    /// No such part.
+    /// There is no such part.
     #[error("{0:?} is none of compute, utility, video, graphics, display, ngx, compat32, all")]
     Unknown(String),
 }
@@ -100,7 +100,7 @@ impl FromStr for DriverCapabilities {
 
 impl fmt::Display for DriverCapabilities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // One word, which releases with fewer parts read as well.
+        // One word, which releases with fewer parts can read as well.
         if *self == Self::all() {
             return f.write_str("all");
         }

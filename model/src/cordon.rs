@@ -1,27 +1,27 @@
-//! GPUs that an administrator takes out of service, as annotations of their Node say it:
-//! `cordon.aliquot.dev/<GPU UUID>: [NoSchedule|NoExecute][: <reason>]`. A value that begins with neither effect is a
-//! reason, so that `kubectl annotate` without any knowledge of ours does what is meant.
+//! GPUs that an administrator takes out of service, by annotations of their Node: `cordon.aliquot.dev/<GPU
+//! UUID>: [NoSchedule|NoExecute][: <reason>]`. A value that begins with neither effect is a reason, so that
+//! `kubectl annotate` does what is meant without any knowledge of the format.
 
 use crate::layout::{Taint, TaintEffect};
 use crate::{GpuUuid, annotation, names};
 use std::collections::BTreeMap;
 
-/// What the names of the annotations begin with. It does not begin with `aliquot.dev/`, so the policy that keeps the
-/// controller to annotations of that name keeps it off these.
+/// The prefix of the annotations' names. It does not begin with `aliquot.dev/`, so the policy that limits the
+/// controller to annotations with that prefix keeps it from these.
 pub const PREFIX: &str = names::CORDON_PREFIX;
 
-/// One GPU out of service.
+/// The cordon of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cordon {
-    /// Whether pods that use the GPU are evicted as well.
+    /// True if pods that use the GPU are evicted as well.
     pub evict: bool,
-    /// Why, in the administrator's words; may be empty.
+    /// The reason, in the administrator's words; may be empty.
     pub reason: String,
 }
 
 impl Cordon {
-    /// Reads the annotation's value. Every value is one: who wrote it wants the GPU out of service, and would not be
-    /// served by a refusal for its spelling.
+    /// Reads an annotation's value. Every value is a cordon: its author wants the GPU out of service, and a
+    /// refusal for its spelling would not help.
     pub fn read(value: &str) -> Self {
         let (word, rest) = value.split_once(':').unwrap_or((value, ""));
         let (evict, reason) = match TaintEffect::parse(word.trim()) {
@@ -32,40 +32,40 @@ impl Cordon {
         Self { evict, reason: annotation::reason(reason) }
     }
 
-    /// The annotation's value.
+    /// Returns the annotation's value.
     pub fn value(&self) -> String {
         let effect = self.effect().as_str();
         if self.reason.is_empty() { effect.to_owned() } else { format!("{effect}: {}", self.reason) }
     }
 
-    /// What it does to claims and pods.
+    /// Returns the effect on claims and pods.
     pub const fn effect(&self) -> TaintEffect {
         if self.evict { TaintEffect::NoExecute } else { TaintEffect::NoSchedule }
     }
 
-    /// The taint that a driver puts on the GPU's devices. The reason is no part of it: a taint's value is as short as
-    /// a label's.
+    /// Returns the taint that a driver puts on the GPU's devices. The taint does not contain the reason,
+    /// because a taint's value is as short as a label's.
     pub fn taint(&self, driver: &str) -> Taint {
         Taint { key: names::cordoned_taint(driver), value: String::new(), effect: self.effect() }
     }
 }
 
-/// Name of the annotation for a GPU.
+/// Returns the name of the annotation for a GPU.
 pub fn key(gpu: &GpuUuid) -> String {
     annotation::key(PREFIX, gpu)
 }
 
-/// What a Node's annotations say.
+/// The cordons in a Node's annotations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cordons {
-    /// By GPU.
+    /// Cordons by GPU.
     pub gpus: BTreeMap<GpuUuid, Cordon>,
-    /// Names of annotations that begin as ours do and name no GPU by its UUID.
+    /// Names of annotations with this prefix that name no GPU by its UUID.
     pub not_understood: Vec<String>,
 }
 
 impl Cordons {
-    /// Reads them all.
+    /// Reads all cordons.
     pub fn read(annotations: &BTreeMap<String, String>) -> Self {
         let (gpus, not_understood) = annotation::read(annotations, PREFIX, |value| Some(Cordon::read(value)));
         Self { gpus, not_understood }

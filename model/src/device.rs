@@ -3,29 +3,30 @@
 use crate::{LiveMig, Placement, ProfileName};
 use std::fmt;
 
-/// What a device is. The value of the `type` attribute.
+/// The kind of a device; the value of the `type` attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DeviceKind {
     /// A whole GPU.
     Gpu,
     /// A MIG partition.
     Mig,
-    /// A MIG partition given out in shares of its memory and compute, held by the limiter.
+    /// A MIG partition that is allocated in shares of its memory and compute, which the limiter enforces.
     MigShare,
-    /// A GPU given out in shares of memory and compute, held by the limiter.
+    /// A GPU that is allocated in shares of memory and compute, which the limiter enforces.
     Share,
-    /// A GPU given out in time slices without limits.
+    /// A GPU that is allocated in time slices without limits.
     TimeSlice,
-    /// A whole GPU whose claim's processes run side by side, through NVIDIA's Multi-Process Service.
+    /// A whole GPU on which the processes of one claim run side by side, through NVIDIA's Multi-Process
+    /// Service.
     Mps,
-    /// The GPU for monitoring and administration, beside whoever else holds it.
+    /// The GPU for monitoring and administration, beside any other holder.
     Admin,
     /// A whole GPU for a virtual machine: its PCI device, without NVIDIA's driver on this node.
     Vfio,
 }
 
 impl DeviceKind {
-    /// Every kind, in the order of the layout.
+    /// All kinds, in the order of the layout.
     pub const ALL: [Self; 8] = [
         Self::Mig,
         Self::MigShare,
@@ -37,7 +38,7 @@ impl DeviceKind {
         Self::Vfio,
     ];
 
-    /// The `type` attribute; `gpu`, `mig` and `vfio` are NVIDIA's words.
+    /// Returns the `type` attribute; `gpu`, `mig` and `vfio` are NVIDIA's words.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Gpu => "gpu",
@@ -51,17 +52,17 @@ impl DeviceKind {
         }
     }
 
-    /// Reads the `type` attribute.
+    /// Reads the `type` attribute; `None` if it is no kind.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == text)
     }
 
-    /// Whether several claims may hold the device at once.
+    /// Returns true if several claims may hold the device at once.
     pub const fn shareable(self) -> bool {
         matches!(self, Self::MigShare | Self::Share | Self::TimeSlice)
     }
 
-    /// Whether the limiter holds what a claim has of the device.
+    /// Returns true if the limiter enforces a claim's share of the device.
     pub const fn limited(self) -> bool {
         matches!(self, Self::MigShare | Self::Share)
     }
@@ -73,10 +74,11 @@ impl fmt::Display for DeviceKind {
     }
 }
 
-/// What the name of a shared partition has after the partition's own.
+/// The suffix of a shared partition's name.
 const SHARED: &str = "-share";
 
-/// Name of a device: `gpu-0`, `gpu-0-mig-1g10gb-19-6`, `gpu-0-mig-1g10gb-19-6-share`, `gpu-0-share`. A DNS label.
+/// The name of a device: `gpu-0`, `gpu-0-mig-1g10gb-19-6`, `gpu-0-mig-1g10gb-19-6-share`, `gpu-0-share`. It
+/// is a DNS label.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DeviceName {
     /// A partition: one (profile, placement) of a GPU.
@@ -85,18 +87,18 @@ pub enum DeviceName {
         minor: u32,
         /// Profile name as a label part ([`ProfileName::slug`]).
         slug: String,
-        /// Profile's lgip id.
+        /// The profile's id from `nvidia-smi mig -lgip`.
         profile_id: u32,
         /// First memory slice.
         start: u32,
     },
-    /// A partition that is given out in shares.
+    /// A partition that is allocated in shares.
     MigShare {
         /// Minor number of the GPU.
         minor: u32,
         /// Profile name as a label part ([`ProfileName::slug`]).
         slug: String,
-        /// Profile's lgip id.
+        /// The profile's id from `nvidia-smi mig -lgip`.
         profile_id: u32,
         /// First memory slice.
         start: u32,
@@ -105,29 +107,29 @@ pub enum DeviceName {
     Plain {
         /// Minor number of the GPU.
         minor: u32,
-        /// What it is; never `Mig` or `MigShare`.
+        /// The kind of the device; never `Mig` or `MigShare`.
         kind: DeviceKind,
     },
 }
 
-/// Which partition a device is, or has shares of.
+/// The partition that a device is, or has shares of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartitionOf {
-    /// Profile's lgip id.
+    /// The profile's id from `nvidia-smi mig -lgip`.
     pub profile_id: u32,
     /// First memory slice.
     pub start: u32,
 }
 
 impl DeviceName {
-    /// Returns true if the device is the partition that exists there, or has shares of it: the same profile and place.
-    /// The caller knows that both are on one GPU.
+    /// Returns true if the device is the existing partition, or has shares of it: profile and first slice are
+    /// the same. The caller must know that both are on one GPU.
     pub fn is_of(&self, live: &LiveMig) -> bool {
         self.partition()
             .is_some_and(|own| own.profile_id == live.profile_id && own.start == live.placement.start)
     }
 
-    /// The partition that the device is, or has shares of.
+    /// Returns the partition that the device is, or has shares of; `None` for other devices.
     pub const fn partition(&self) -> Option<PartitionOf> {
         match self {
             Self::Mig { profile_id, start, .. } | Self::MigShare { profile_id, start, .. } => {
@@ -137,7 +139,8 @@ impl DeviceName {
         }
     }
 
-    /// The device with which a shared partition is given out as a whole; `None` for every other device.
+    /// Returns the device with which a shared partition is allocated as a whole; `None` for every other
+    /// device.
     pub fn whole_partition(&self) -> Option<Self> {
         match self {
             Self::MigShare { minor, slug, profile_id, start } => {
@@ -147,29 +150,29 @@ impl DeviceName {
         }
     }
 
-    /// The device of a partition.
+    /// Returns the device name of a partition.
     pub fn mig(minor: u32, name: &ProfileName, profile_id: u32, placement: Placement) -> Self {
         Self::Mig { minor, slug: name.slug(), profile_id, start: placement.start }
     }
 
-    /// The device of shares of a partition.
+    /// Returns the device name of the shares of a partition.
     pub fn mig_share(minor: u32, name: &ProfileName, profile_id: u32, placement: Placement) -> Self {
         Self::MigShare { minor, slug: name.slug(), profile_id, start: placement.start }
     }
 
-    /// The whole GPU.
+    /// Returns the device name of a whole GPU.
     pub const fn gpu(minor: u32) -> Self {
         Self::Plain { minor, kind: DeviceKind::Gpu }
     }
 
-    /// Minor number of the GPU.
+    /// Returns the minor number of the GPU.
     pub const fn minor(&self) -> u32 {
         match self {
             Self::Mig { minor, .. } | Self::MigShare { minor, .. } | Self::Plain { minor, .. } => *minor,
         }
     }
 
-    /// What it is.
+    /// Returns the kind of the device.
     pub const fn kind(&self) -> DeviceKind {
         match self {
             Self::Mig { .. } => DeviceKind::Mig,
@@ -178,7 +181,7 @@ impl DeviceName {
         }
     }
 
-    /// Reads a name; `None` if it is not one of ours.
+    /// Reads a name; `None` if it is not a device name of this driver.
     pub fn parse(text: &str) -> Option<Self> {
         let rest = text.strip_prefix("gpu-")?;
         let (minor, rest) = match rest.split_once('-') {
@@ -202,7 +205,7 @@ impl DeviceName {
     }
 }
 
-/// A decimal number without sign or leading zeros.
+/// Reads a decimal number without sign or leading zeros.
 fn number(text: &str) -> Option<u32> {
     let value: u32 = text.parse().ok()?;
     (value.to_string() == text).then_some(value)

@@ -1,6 +1,7 @@
-//! Reasons of events, each with what a person who meets it wants to know: constants and reference from one table.
+//! Reasons of events, with what a reader needs to know about each: constants and reference documentation come
+//! from one table.
 
-/// Kind of object that an event is about.
+/// The kind of object that an event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum About {
     /// A pod.
@@ -14,7 +15,7 @@ pub enum About {
 }
 
 impl About {
-    /// The kind, as Kubernetes writes it.
+    /// Returns the kind as Kubernetes writes it.
     pub const fn kind(self) -> &'static str {
         match self {
             Self::Pod => "Pod",
@@ -25,19 +26,19 @@ impl About {
     }
 }
 
-/// Type of an event.
+/// The type of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Type {
     /// Nothing is wrong.
     Normal,
     /// Something waits, or is wrong.
     Warning,
-    /// As the event before it that it takes back.
+    /// Normal or Warning: the same type as the earlier event that this one takes back.
     Either,
 }
 
 impl Type {
-    /// As Kubernetes writes it.
+    /// Returns the type as Kubernetes writes it.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Normal => "Normal",
@@ -46,7 +47,7 @@ impl Type {
         }
     }
 
-    /// Whether an event that is a warning, or is none, can be of this type.
+    /// Returns true if an event can be of this type; `warning` is true for a warning.
     pub const fn allows(self, warning: bool) -> bool {
         match self {
             Self::Normal => !warning,
@@ -59,25 +60,25 @@ impl Type {
 /// A reason, as operators look it up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reason {
-    /// CamelCase, as Kubernetes wants it.
+    /// The name, in CamelCase as Kubernetes requires it.
     pub name: &'static str,
-    /// Its type.
+    /// The type of the events.
     pub type_: Type,
-    /// Kinds of objects that get it.
+    /// Kinds of objects that the events are about.
     pub about: &'static [About],
-    /// When, in lines.
+    /// When the event is sent, in lines.
     pub when: &'static [&'static str],
-    /// What to do.
+    /// What to do about it.
     pub advice: &'static str,
 }
 
-/// Whether an event is as a table says; `None` if its reason is not in it.
+/// Returns true if an event is as a table describes it; `None` if the table does not have its reason.
 pub fn is_as_listed(table: &[Reason], name: &str, warning: bool, about: About) -> Option<bool> {
     let reason = table.iter().find(|reason| reason.name == name)?;
     Some(reason.type_.allows(warning) && reason.about.contains(&about))
 }
 
-/// Makes a constant of each reason, and `REASONS`, the table of all.
+/// Defines a constant for each reason, and `REASONS`, the table of all reasons.
 ///
 /// ```
 /// aliquot_model::event_reasons! {
@@ -91,7 +92,7 @@ macro_rules! event_reasons {
     ($($(#[doc = $when:literal])+ $type_:ident of [$($about:ident),+] $constant:ident = $name:literal, $advice:literal;)+) => {
         $($(#[doc = $when])+ pub const $constant: &str = $name;)+
 
-        /// All of them.
+        /// All reasons.
         pub const REASONS: &[$crate::event::Reason] = &[$($crate::event::Reason {
             name: $name,
             type_: $crate::event::Type::$type_,

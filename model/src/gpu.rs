@@ -1,4 +1,5 @@
-//! What a node knows of a GPU. Only slow-changing facts: nothing here is worth republishing each minute.
+//! What a node knows of a GPU: only facts that change slowly, so that nothing has to be republished every
+//! minute.
 
 use crate::{MigProfile, Placement};
 use serde::{Deserialize, Serialize};
@@ -19,7 +20,7 @@ macro_rules! uuid_newtype {
                     .then(|| Self(text.to_owned()))
             }
 
-            /// The string as NVML prints it.
+            /// Returns the string as NVML prints it.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -34,12 +35,12 @@ macro_rules! uuid_newtype {
 }
 
 uuid_newtype!(
-    /// Identity of a GPU, `GPU-…`; stable over reboots, unlike index and minor number.
+    /// The UUID of a GPU, `GPU-…`; stable over reboots, unlike index and minor number.
     GpuUuid,
     "GPU-"
 );
 uuid_newtype!(
-    /// Identity of a MIG device (GPU instance and compute instance), `MIG-…`.
+    /// The UUID of a MIG device (GPU instance and compute instance), `MIG-…`.
     MigUuid,
     "MIG-"
 );
@@ -59,12 +60,12 @@ pub enum Architecture {
     Hopper,
     /// Blackwell.
     Blackwell,
-    /// One that this version does not know.
+    /// An architecture that this version does not know.
     Other,
 }
 
 impl Architecture {
-    /// The attribute value, in NVIDIA's spelling.
+    /// Returns the attribute value, in NVIDIA's spelling.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Volta => "Volta",
@@ -81,33 +82,33 @@ impl Architecture {
 /// Whether and how a GPU can be partitioned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MigCapability {
-    /// The board has no MIG.
+    /// The board does not support MIG.
     Unsupported,
-    /// The board has MIG.
+    /// The board supports MIG.
     Supported {
-        /// Mode in force.
+        /// True if MIG mode is in force.
         enabled: bool,
-        /// Mode after the next reset (`pending` of `nvmlDeviceGetMigMode`).
+        /// True if MIG mode will be in force after the next reset (`pending` of `nvmlDeviceGetMigMode`).
         pending: bool,
-        /// Whether a change of mode takes effect only after a reset (A100, A30).
+        /// True if a change of mode takes effect only after a reset (A100, A30).
         needs_reset: bool,
-        /// What the board can be cut into, by ascending size.
+        /// The profiles of the board, by ascending size.
         profiles: Vec<MigProfile>,
     },
 }
 
-/// One GPU of a node.
+/// A GPU of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuInfo {
-    /// Minor number of `/dev/nvidia<minor>`; names the device.
+    /// Minor number of `/dev/nvidia<minor>`; device names contain it.
     pub minor: u32,
     /// NVML index, in PCI order.
     pub index: u32,
-    /// Identity.
+    /// UUID of the GPU.
     pub uuid: GpuUuid,
-    /// `NVIDIA H100 80GB HBM3`.
+    /// Product name, for example `NVIDIA H100 80GB HBM3`.
     pub product_name: String,
-    /// `Nvidia`, `Tesla`, ….
+    /// Brand, for example `Nvidia` or `Tesla`.
     pub brand: String,
     /// Architecture.
     pub architecture: Architecture,
@@ -117,30 +118,32 @@ pub struct GpuInfo {
     pub driver_version: String,
     /// Newest CUDA version of the driver, major and minor.
     pub cuda_driver_version: (u32, u32),
-    /// Memory in bytes that CUDA programs can use of the whole GPU.
+    /// Bytes of memory of the whole GPU that CUDA programs can use.
     pub memory_bytes: u64,
-    /// Streaming multiprocessors of the whole GPU; 0 when the driver does not tell.
+    /// The number of streaming multiprocessors of the whole GPU; 0 if the driver does not report it.
     pub multiprocessors: u32,
-    /// PCI address, `0000:17:00.0`, lower case.
+    /// PCI address in lower case, for example `0000:17:00.0`.
     pub pci_bus_id: Option<String>,
-    /// PCIe root complex, `pci0000:16`.
+    /// PCIe root complex, for example `pci0000:16`.
     pub pcie_root: Option<String>,
-    /// NUMA node; `None` when the machine has only one or does not say.
+    /// NUMA node; `None` if the machine has only one or does not report it.
     pub numa_node: Option<u32>,
-    /// Whether its NVLinks lead to NVSwitches, over which a fabric manager routes them for all GPUs together.
+    /// True if the GPU's NVLinks lead to NVSwitches, over which a fabric manager routes them for all GPUs
+    /// together.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub nvswitch: bool,
-    /// The GPUs that reach each other over NVLink have one value: `nvswitch`, `nvswitch.<clique>` or
-    /// `<cluster UUID>.<clique>` of those that are connected to NVSwitches, else the lowest PCI address of theirs. `None`
-    /// of those whose links lead to none, or are not known.
+    /// The NVLink domain: GPUs that reach each other over NVLink have the same value. For GPUs that are
+    /// connected to NVSwitches it is `nvswitch`, `nvswitch.<clique>` or `<cluster UUID>.<clique>`; for others
+    /// it is the lowest PCI address among them. `None` if the GPU's links lead to no other GPU, or are not
+    /// known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink_domain: Option<String>,
-    /// Partitioning.
+    /// MIG support and mode.
     pub mig: MigCapability,
 }
 
 impl GpuInfo {
-    /// MIG profiles, empty without MIG.
+    /// Returns the MIG profiles; empty without MIG.
     pub fn profiles(&self) -> &[MigProfile] {
         match &self.mig {
             MigCapability::Unsupported => &[],
@@ -148,36 +151,37 @@ impl GpuInfo {
         }
     }
 
-    /// The profile with an lgip id.
+    /// Returns the profile with this id from `nvidia-smi mig -lgip`; `None` if the board has none.
     pub fn profile(&self, id: u32) -> Option<&MigProfile> {
         self.profiles().iter().find(|p| p.id == id)
     }
 
-    /// Whether MIG mode is in force.
+    /// Returns true if MIG mode is in force.
     pub fn mig_enabled(&self) -> bool {
         matches!(self.mig, MigCapability::Supported { enabled: true, .. })
     }
 
-    /// Width of the memory-slice axis: the end of the furthest placement, 0 without MIG.
+    /// Returns the width of the axis of memory slices, which is the end of the furthest placement; 0 without
+    /// MIG.
     pub fn memory_slices(&self) -> u32 {
         self.profiles().iter().flat_map(|p| &p.placements).map(|p| p.end()).max().unwrap_or(0)
     }
 }
 
-/// A GPU instance with its compute instance that exists now. Instance ids are handles that a reboot
-/// forgets; the UUID is the identity.
+/// An existing GPU instance with its compute instance. Instance ids are handles that do not survive a reboot;
+/// the UUID is the identity.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveMig {
-    /// GPU it was cut from.
+    /// UUID of the GPU.
     pub parent: GpuUuid,
-    /// Profile's lgip id.
+    /// The profile's id from `nvidia-smi mig -lgip`.
     pub profile_id: u32,
-    /// Where it lies.
+    /// Placement on the GPU.
     pub placement: Placement,
     /// GPU instance id.
     pub gpu_instance: u32,
-    /// Compute instance id, absent when only the GPU instance exists (a create that was cut off).
+    /// Compute instance id; `None` if only the GPU instance exists, because its creation was interrupted.
     pub compute_instance: Option<u32>,
-    /// UUID of the MIG device; absent without a compute instance that takes all of the GPU instance.
+    /// UUID of the MIG device; `None` without a compute instance that takes all of the GPU instance.
     pub uuid: Option<MigUuid>,
 }

@@ -1,14 +1,14 @@
-//! The entry of ours in a claim's `reservedFor` that keeps its devices without a pod, as far as it is
-//! text: the controller writes it, the node agent reads it.
+//! The text of the driver's own entry in a claim's `reservedFor`, which keeps the claim's devices without a
+//! pod. The controller writes it, and the node agent reads it.
 
 use crate::names::{HOLD_GROUP, HOLD_RESOURCE};
 
-/// What an entry says.
+/// The content of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hold {
-    /// A pod uses the claim: the time begins when the last one is gone.
+    /// A pod uses the claim; the time begins when the last pod is gone.
     InUse,
-    /// Without a pod until this second of Unix time.
+    /// No pod uses the claim; it is kept until this second of Unix time.
     Until(i64),
 }
 
@@ -16,7 +16,7 @@ const IN_USE: &str = "in-use";
 const UNTIL: &str = "until-";
 
 impl Hold {
-    /// The name of the entry.
+    /// Returns the name of the entry.
     pub fn name(self) -> String {
         match self {
             Self::InUse => IN_USE.to_owned(),
@@ -24,8 +24,8 @@ impl Hold {
         }
     }
 
-    /// Reads an entry by its API group, resource and name; `None` if it is not ours. One of ours that
-    /// cannot be read has ended.
+    /// Reads an entry from its API group, resource and name; `None` if it is not an entry of this driver. An
+    /// entry of this driver that cannot be read has ended.
     pub fn read(api_group: Option<&str>, resource: &str, name: &str) -> Option<Self> {
         let ours = api_group == Some(HOLD_GROUP) && resource == HOLD_RESOURCE;
         ours.then(|| match name {

@@ -1,8 +1,9 @@
-//! What a node publishes for its GPUs: counter sets, devices and how they are split over slices.
+//! The layout of what a node publishes for its GPUs: counter sets, devices, and how they are split over
+//! slices.
 //!
-//! [`publish`] is a pure function of the node's facts and the server's features, so node agent,
-//! simulator and benchmarks offer exactly the same devices. Sources: KEP-4815 (partitionable
-//! devices), KEP-5075 (consumable capacity), KEP-5055 (taints).
+//! [`publish`] is a pure function of the node's facts and the server's features, so node agent, simulator and
+//! benchmarks publish exactly the same devices. Sources: KEP-4815 (partitionable devices), KEP-5075
+//! (consumable capacity), KEP-5055 (taints).
 
 mod attributes;
 mod counters;
@@ -20,38 +21,38 @@ pub use vocabulary::{
 use crate::{DeviceKind, DeviceName, GpuInfo, GpuUuid, LiveMig, MigCapability, MigProfile, Placement};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most attributes and capacities of a device together (resource.k8s.io validation).
+/// The most attributes and capacities of a device together (resource.k8s.io validation).
 pub const MAX_ATTRIBUTES_AND_CAPACITIES: usize = 32;
-/// Most devices of a slice in which any device has taints or consumes counters.
+/// The most devices of a slice in which any device has taints or consumes counters.
 pub const MAX_DEVICES_PER_SLICE: usize = 64;
-/// Most counter sets of a slice.
+/// The most counter sets of a slice.
 pub const MAX_COUNTER_SETS_PER_SLICE: usize = 8;
-/// Most taints of a device on Kubernetes 1.35 and newer.
+/// The most taints of a device on Kubernetes 1.35 and newer.
 pub const MAX_TAINTS: usize = 16;
-/// Most taints of a device before.
+/// The most taints of a device before Kubernetes 1.35.
 pub const MAX_TAINTS_BEFORE_1_35: usize = 4;
-/// Tenants of a shared GPU unless configured otherwise.
+/// The default number of tenants of a shared GPU.
 pub const DEFAULT_SLOTS: u32 = 10;
 
-/// What the API server can store, found by discovery and by comparing what came back.
+/// Features of the API server, found by discovery and by comparing what was stored with what was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServerFeatures {
-    /// Whether counter sets go into slices of their own (Kubernetes 1.35 and newer); before, they
-    /// must lie in the slice of the devices that consume them.
+    /// True if counter sets go into slices of their own (Kubernetes 1.35 and newer). In older versions they
+    /// must be in the slice of the devices that consume them.
     pub separate_counter_slices: bool,
-    /// DRAPartitionableDevices: counters are kept.
+    /// True if counters are kept (DRAPartitionableDevices).
     pub counters: bool,
-    /// DRAConsumableCapacity: `allowMultipleAllocations` and request policies are kept.
+    /// True if `allowMultipleAllocations` and request policies are kept (DRAConsumableCapacity).
     pub consumable_capacity: bool,
-    /// DRADeviceTaints: taints are kept.
+    /// True if taints are kept (DRADeviceTaints).
     pub taints: bool,
-    /// Whether a taint may be informational (effect None) and a device may have [`MAX_TAINTS`] of them
+    /// True if a taint may be informational (effect None) and a device may have [`MAX_TAINTS`] taints
     /// (Kubernetes 1.35 and newer).
     pub informational_taints: bool,
 }
 
 impl ServerFeatures {
-    /// A server of this minor version with every feature that it has switched on.
+    /// Returns a server of this minor version with all features enabled that the version has.
     pub const fn all_of_minor(minor: u32) -> Self {
         Self {
             separate_counter_slices: minor >= 35,
@@ -63,35 +64,35 @@ impl ServerFeatures {
     }
 }
 
-/// Who may give out the devices of a pool.
+/// The allocator of a pool's devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AllocatorMode {
-    /// Our controller: devices carry its taint.
+    /// The controller of this driver; devices carry its taint.
     Controller,
-    /// Nobody: a switch between the two others is under way.
+    /// Nobody, because a switch between the other two is under way.
     HandOver,
-    /// kube-scheduler: no taint.
+    /// kube-scheduler; devices do not carry the taint.
     Scheduler,
 }
 
-/// What the node's agent decides to publish beside the facts of its GPUs.
+/// What the node agent decides to publish, beside the facts of its GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Driver name, for taint keys.
+    /// Driver name, for the keys of taints.
     pub driver: String,
-    /// Who allocates.
+    /// The allocator of the devices.
     pub mode: AllocatorMode,
-    /// Most tenants of a shared GPU, and of a shared partition.
+    /// The most tenants of a shared GPU, and of a shared partition.
     pub slots: u32,
-    /// Minor numbers of the GPUs that are offered through MPS, as far as they can be.
+    /// Minor numbers of the GPUs that are offered through MPS, if they support it.
     pub mps: BTreeSet<u32>,
-    /// Whether partitions are given out in shares too. Nearly doubles the devices of a GPU.
+    /// True if partitions are also offered in shares, which nearly doubles the devices of a GPU.
     pub mig_shares: bool,
     /// GPUs that are also offered to virtual machines; the others have no such device.
     pub passthrough: BTreeMap<GpuUuid, Passthrough>,
 }
 
-/// An attribute's value.
+/// The value of an attribute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Attribute {
     /// A string of at most 64 bytes.
@@ -104,19 +105,19 @@ pub enum Attribute {
     Version(String),
 }
 
-/// What a taint does to claims that do not tolerate it (KEP-5055), from mild to severe.
+/// The effect of a taint on claims that do not tolerate it (KEP-5055), from mild to severe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TaintEffect {
-    /// Nothing: it informs.
+    /// No effect; the taint informs.
     None,
     /// The device is not allocated.
     NoSchedule,
-    /// The same, and pods that use the device are evicted.
+    /// The device is not allocated, and pods that use it are evicted.
     NoExecute,
 }
 
 impl TaintEffect {
-    /// As the API has it.
+    /// Returns the effect as the API writes it.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::None => "None",
@@ -125,7 +126,7 @@ impl TaintEffect {
         }
     }
 
-    /// From what the API has; `None` for a word that is no effect.
+    /// Reads an effect as the API writes it; `None` for a word that is no effect.
     pub fn parse(text: &str) -> Option<Self> {
         [Self::None, Self::NoSchedule, Self::NoExecute].into_iter().find(|effect| effect.as_str() == text)
     }
@@ -136,31 +137,31 @@ impl TaintEffect {
 pub struct Taint {
     /// Qualified key.
     pub key: String,
-    /// Value, may be empty.
+    /// Value; may be empty.
     pub value: String,
-    /// What it does.
+    /// Effect.
     pub effect: TaintEffect,
 }
 
-/// A device as published.
+/// A device as it is published.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// Name.
+    /// Name of the device.
     pub name: DeviceName,
-    /// Attributes by name; names without a domain belong to the driver's.
+    /// Attributes by name; names without a domain are in the driver's domain.
     pub attributes: BTreeMap<String, Attribute>,
     /// Capacities by name.
     pub capacity: BTreeMap<String, Capacity>,
-    /// Counters that it takes of its GPU's counter set; `None` consumes nothing.
+    /// Counters that the device consumes of its GPU's counter set; `None` if it consumes none.
     pub consumes: Option<BTreeMap<String, u64>>,
-    /// Taints.
+    /// Taints of the device.
     pub taints: Vec<Taint>,
-    /// Whether several claims may hold it at once.
+    /// True if several claims may hold the device at once.
     pub allow_multiple_allocations: bool,
 }
 
 impl Device {
-    /// What it is.
+    /// Returns the kind of the device.
     pub const fn kind(&self) -> DeviceKind {
         self.name.kind()
     }
@@ -171,56 +172,57 @@ impl Device {
 pub struct CounterSet {
     /// Name, `gpu-<minor>`.
     pub name: String,
-    /// Totals.
+    /// Totals by counter.
     pub counters: BTreeMap<String, u64>,
 }
 
-/// One ResourceSlice, without what only the publisher knows (object name, generation).
+/// A ResourceSlice, without what only the publisher knows (object name, generation).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Slice {
-    /// Counter sets; empty from 1.35 on if there are devices.
+    /// Counter sets; from Kubernetes 1.35 on, empty if there are devices.
     pub counter_sets: Vec<CounterSet>,
     /// Devices, in the order in which a first-fit allocator should try them.
     pub devices: Vec<Device>,
 }
 
-/// A GPU that could be read, with the partitions that exist on it now and which of its parts are
-/// held by a claim that is gone.
+/// A GPU that could be read, with its existing partitions, and the parts that are held for a claim that is
+/// gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuState {
-    /// Facts.
+    /// The facts of the GPU.
     pub info: GpuInfo,
-    /// Partitions that exist.
+    /// The existing partitions.
     pub live: Vec<LiveMig>,
-    /// Hardware held without a claim; overlapping devices get the `held` taint.
+    /// Hardware that is held without a claim; overlapping devices get the `held` taint.
     pub held: Vec<Holding>,
-    /// Partitions that exist without a claim and are given out as they are: of the devices that overlap one, all but
-    /// the partition itself get the `held` taint.
+    /// Partitions that exist without a claim and are allocated as they are. Of the devices that overlap such
+    /// a partition, all but the partition itself get the `held` taint.
     pub standing: Vec<LiveMig>,
-    /// Taints of the GPU as a whole, such as for its health; every device has them but the one for administration.
+    /// Taints of the GPU as a whole, for example for its health. Every device gets them except the one for
+    /// administration.
     pub taints: Vec<Taint>,
 }
 
-/// A part of a GPU that something holds.
+/// A part of a GPU that is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Holding {
-    /// All of it, alone.
+    /// The whole GPU, exclusively.
     Whole,
     /// A partition.
     Partition(Placement),
-    /// A partition, with others that have shares of the same one.
+    /// A partition, together with others that have shares of the same partition.
     SharedPartition {
-        /// Profile's lgip id: several profiles may lie at one place.
+        /// The profile's id from `nvidia-smi mig -lgip`; several profiles may have the same placement.
         profile_id: u32,
-        /// Where it lies.
+        /// Placement of the partition.
         placement: Placement,
     },
-    /// All of it, with others of the same kind.
+    /// The whole GPU, together with others of the same kind.
     Shared(DeviceKind),
 }
 
 impl Holding {
-    /// Whether two holdings on one GPU exclude each other.
+    /// Returns true if two holdings on one GPU exclude each other.
     pub fn conflicts(self, other: Self) -> bool {
         match (self, other) {
             (Self::Shared(a), Self::Shared(b)) => a != b,
@@ -232,7 +234,7 @@ impl Holding {
         }
     }
 
-    /// Where the partition lies; `None` for what needs all of the GPU.
+    /// Returns the placement of the partition; `None` for a holding of the whole GPU.
     pub const fn placement(self) -> Option<Placement> {
         match self {
             Self::Partition(placement) | Self::SharedPartition { placement, .. } => Some(placement),
@@ -240,7 +242,7 @@ impl Holding {
         }
     }
 
-    /// What a device of this kind would hold; `None` for admin devices, which hold nothing.
+    /// Returns what a device of this name would hold; `None` for admin devices, which hold nothing.
     pub fn of(name: &DeviceName, info: &GpuInfo) -> Option<Self> {
         let placement = |profile_id: u32, start: u32| {
             info.profile(profile_id)?.placements.iter().find(|p| p.start == start).copied()
@@ -262,8 +264,8 @@ impl Holding {
     }
 }
 
-/// The node's slices in the order that their names must sort in. At least one, possibly empty, so
-/// that the pool is visible.
+/// Returns the node's slices, in the order in which their names must sort. There is at least one slice,
+/// possibly empty, so that the pool is visible.
 pub fn publish(gpus: &[GpuState], server: ServerFeatures, options: &Options) -> Vec<Slice> {
     let published = gpus
         .iter()
@@ -275,8 +277,8 @@ pub fn publish(gpus: &[GpuState], server: ServerFeatures, options: &Options) -> 
     slices::split(published, server)
 }
 
-/// The devices of one GPU, smallest first, whole GPU last; a request that any device satisfies never takes the GPU
-/// from its driver before that.
+/// Returns the devices of one GPU, smallest first and the whole GPU last. A request that any device satisfies
+/// takes the GPU from its driver (for a virtual machine) only after all other devices.
 fn devices(gpu: &GpuState, server: ServerFeatures, options: &Options) -> Vec<Device> {
     let names =
         if server.counters { names_with_counters(&gpu.info, options) } else { names_without_counters(gpu) };
@@ -288,8 +290,8 @@ fn devices(gpu: &GpuState, server: ServerFeatures, options: &Options) -> Vec<Dev
         .collect()
 }
 
-/// Returns true if the GPU can run processes of one claim side by side through MPS with limits for each of them: from
-/// Volta on. Before, one client could read and write the memory of another.
+/// Returns true if the GPU can run processes of one claim side by side through MPS with limits for each of
+/// them: Volta and newer. On older GPUs, one client could read and write the memory of another.
 pub fn can_serve_mps(info: &GpuInfo) -> bool {
     info.compute_capability >= (7, 0)
 }
@@ -298,11 +300,11 @@ fn offers_mps(info: &GpuInfo, options: &Options) -> bool {
     options.mps.contains(&info.minor) && can_serve_mps(info)
 }
 
-/// Every device of the GPU: counters keep them apart.
+/// Returns the names of all devices of a GPU; counters make them exclude each other.
 fn names_with_counters(info: &GpuInfo, options: &Options) -> Vec<DeviceName> {
     let (partitions, others) = match &info.mig {
         MigCapability::Unsupported => (false, true),
-        // A change needs a reset, so the layout follows the mode in force.
+        // A change of mode needs a reset, so the layout follows the mode in force.
         MigCapability::Supported { enabled, needs_reset: true, .. } => (*enabled, !*enabled),
         MigCapability::Supported { needs_reset: false, .. } => (true, true),
     };
@@ -311,8 +313,8 @@ fn names_with_counters(info: &GpuInfo, options: &Options) -> Vec<DeviceName> {
     let mut names = Vec::new();
     if partitions {
         names.extend(partition_order(info).map(|(p, at)| DeviceName::mig(minor, &p.name, p.id, at)));
-        // Engines are not divided, so a profile that differs in them only has no shares of its own. With shares of all,
-        // some boards would have more devices than a slice holds.
+        // Engines are not divided, so a profile that differs only in engines has no shares of its own. With
+        // shares of all profiles, some boards would have more devices than a slice holds.
         let shared = partition_order(info).filter(|(p, _)| options.mig_shares && p.name.is_plain());
         names.extend(shared.map(|(p, at)| DeviceName::mig_share(minor, &p.name, p.id, at)));
     }
@@ -328,8 +330,8 @@ fn names_with_counters(info: &GpuInfo, options: &Options) -> Vec<DeviceName> {
     names
 }
 
-/// Without counters nothing keeps overlapping devices apart, so a GPU is exactly what it is now:
-/// its present partitions in MIG mode, else the whole GPU.
+/// Returns the names of the devices that a GPU has now: its existing partitions in MIG mode, otherwise the
+/// whole GPU. Without counters, nothing makes overlapping devices exclude each other.
 fn names_without_counters(gpu: &GpuState) -> Vec<DeviceName> {
     let minor = gpu.info.minor;
     if !gpu.info.mig_enabled() {
@@ -345,21 +347,21 @@ fn names_without_counters(gpu: &GpuState) -> Vec<DeviceName> {
         .collect()
 }
 
-/// Partitions in the order in which first fit should try them: small before large, and of one
-/// profile the highest start first. The low starts are the only places of the large profiles on
-/// 7-slice boards (4g at 0, and 3g at 0 beside a 4g's absence), so small ones begin at the top.
+/// Returns the partitions in the order in which first fit should try them: small before large, and within one
+/// profile the highest start first. The low starts are the only placements of the large profiles on 7-slice
+/// boards (4g at 0, and 3g at 0 if there is no 4g), so small partitions begin at the top.
 fn partition_order(info: &GpuInfo) -> impl Iterator<Item = (&MigProfile, Placement)> {
     let mut order: Vec<_> =
         info.profiles().iter().flat_map(|p| p.placements.iter().map(move |at| (p, *at))).collect();
-    // Profiles with special engines (+me, +gfx) come after the plain ones of their size: first fit
-    // must not spend the one media set on a claim that did not ask for it.
+    // Profiles with special engines (+me, +gfx) come after the plain profiles of their size: first fit must
+    // not give the only media engine to a claim that did not request it.
     order.sort_by_key(|(p, at)| {
         (at.size, p.compute_slices, p.name.as_str().contains('+'), p.id, std::cmp::Reverse(at.start))
     });
     order.into_iter()
 }
 
-/// The profile of a partition.
+/// Returns the profile of a partition.
 fn profile_of<'a>(info: &'a GpuInfo, name: &DeviceName) -> Option<&'a MigProfile> {
     info.profile(name.partition()?.profile_id)
 }
@@ -405,7 +407,7 @@ fn taints(
     if let Some(value) = value {
         taints.push(Taint { key: crate::names::controller_taint(&options.driver), value, effect });
     }
-    // A held share keeps its device closed even to other shares: nobody knows how much it still uses.
+    // A held share closes its device even to other shares, because nobody knows how much it still uses.
     let held = |h: &Holding| holding.is_some_and(|mine| mine.conflicts(*h) || mine == *h);
     let in_the_way = |mig: &LiveMig| {
         holding.is_some_and(|mine| mine.conflicts(Holding::Partition(mig.placement))) && !name.is_of(mig)
@@ -414,14 +416,18 @@ fn taints(
         let key = crate::names::held_taint(&options.driver);
         taints.push(Taint { key, value: String::new(), effect });
     }
-    // Administration holds nothing and never waits: it is there to look at what is sick.
+    // The device for administration holds nothing and is always available, to look at faulty GPUs.
     if holding.is_some() {
         let least = if server.informational_taints { TaintEffect::None } else { TaintEffect::NoSchedule };
         let most = if server.informational_taints { MAX_TAINTS } else { MAX_TAINTS_BEFORE_1_35 };
         let mut of_gpu: Vec<&Taint> = gpu.taints.iter().filter(|taint| taint.effect >= least).collect();
         of_gpu.sort_by(|a, b| b.effect.cmp(&a.effect).then_with(|| a.key.cmp(&b.key)));
+        // One taint that no claim may tolerate is enough, and it comes before all taints that claims may
+        // tolerate.
+        let is_reserved = |taint: &&Taint| crate::names::is_reserved_taint(&options.driver, &taint.key);
+        let first = of_gpu.iter().position(is_reserved).map(|at| of_gpu.remove(at));
         let room = most.saturating_sub(taints.len());
-        taints.extend(of_gpu.into_iter().take(room).cloned());
+        taints.extend(first.into_iter().chain(of_gpu).take(room).cloned());
     }
     taints
 }

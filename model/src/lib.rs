@@ -1,11 +1,11 @@
-//! The vocabulary of Aliquot: GPUs, MIG profiles and placements, shares, device names, opaque
-//! configuration and the layout that a node publishes.
+//! The vocabulary of Aliquot: GPUs, MIG profiles and placements, shares, device names, opaque configuration,
+//! and the layout that a node publishes.
 //!
-//! Everything here is a pure value or a pure function: no I/O, no clock, no async, no Kubernetes
-//! client. `controller` and `kubelet-plugin` speak to each other only in these words.
+//! Everything here is a pure value or a pure function: no I/O, no clock, no async, no Kubernetes client.
+//! `controller` and `kubelet-plugin` communicate only in these terms.
 //!
-//! Start with [`gpu::GpuInfo`] (what a node has), [`layout::publish`] (what it offers) and
-//! [`device::DeviceName`] (how an offer is called).
+//! Start with [`gpu::GpuInfo`] (what a node has), [`layout::publish`] (what it publishes) and
+//! [`device::DeviceName`] (the names of devices).
 
 pub mod acknowledge;
 pub mod allocation;
@@ -14,6 +14,7 @@ pub mod capability;
 pub mod config;
 pub mod cordon;
 pub mod device;
+pub mod duration;
 pub mod event;
 pub mod gpu;
 pub mod hold;

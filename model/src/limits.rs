@@ -1,19 +1,19 @@
-//! Limits of shares that differ from their allocations, and how a node says that it keeps them: the kind
-//! `NodeLimits` of our API group, one cluster-wide object a node.
+//! Limits of shares that differ from their allocations, and the node's answer: the kind `NodeLimits` of this
+//! driver's API group, one cluster-scoped object for each node.
 //!
-//! The controller writes `spec` and nobody else may; the agent of that node writes `status` (policies
-//! `aliquot-node-limits` and `aliquot-node-limits-status`). A share that is not listed has what it was
-//! allocated. The node has done what `spec` says once `observedGeneration` is the object's generation, but
-//! for the shares that it lists as refused, and what those in `beyond` still use is still theirs.
+//! Only the controller may write `spec`, and only the agent of that node may write `status` (policies
+//! `aliquot-node-limits` and `aliquot-node-limits-status`). A share that is not listed has the limit that it
+//! was allocated. The node has applied `spec` once `observedGeneration` is the object's generation, except
+//! for shares in `refused`; shares in `beyond` still own what they use.
 
 use serde::{Deserialize, Serialize};
 
 /// Kind of the object.
 pub const KIND: &str = "NodeLimits";
-/// Its plural.
+/// Plural of the kind.
 pub const PLURAL: &str = "nodelimits";
 
-/// One share: an allocation result of a claim.
+/// The name of a share: one allocation result of a claim.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ShareName {
@@ -23,18 +23,18 @@ pub struct ShareName {
     pub share_id: String,
 }
 
-/// What a share may use.
+/// The limit of a share.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ShareLimit {
-    /// Which.
+    /// The share.
     #[serde(flatten)]
     pub share: ShareName,
-    /// Namespace of the claim, for people.
+    /// Namespace of the claim, for readers.
     pub namespace: String,
-    /// Name of the claim, for people.
+    /// Name of the claim, for readers.
     pub name: String,
-    /// Device, for people.
+    /// Device, for readers.
     pub device: String,
     /// Bytes of memory, at least 1 MiB.
     pub memory_bytes: u64,
@@ -42,23 +42,23 @@ pub struct ShareLimit {
     pub cores_percent: u8,
 }
 
-/// What the controller says.
+/// The limits that the controller sets.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeLimitsSpec {
-    /// Shares whose limit is not what they were allocated, ascending.
+    /// Shares whose limit differs from their allocation, ascending.
     #[serde(default)]
     pub shares: Vec<ShareLimit>,
 }
 
-/// A share that uses more than it may: it was shrunk below what it had in use.
+/// A share that uses more than its limit, because it was shrunk below its use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Beyond {
-    /// Which.
+    /// The share.
     #[serde(flatten)]
     pub share: ShareName,
-    /// Bytes that it uses.
+    /// Bytes that the share uses.
     pub used_bytes: u64,
 }
 
@@ -66,30 +66,31 @@ pub struct Beyond {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Refused {
-    /// Which.
+    /// The share.
     #[serde(flatten)]
     pub share: ShareName,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// What the node answers.
+/// The node's answer.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeLimitsStatus {
-    /// Generation of the object that is done.
+    /// The generation of the object that is applied.
     #[serde(default)]
     pub observed_generation: i64,
-    /// Shares that use more than they may.
+    /// Shares that use more than their limit.
     #[serde(default)]
     pub beyond: Vec<Beyond>,
-    /// Shares that keep the limit that they had.
+    /// Shares that keep their previous limit.
     #[serde(default)]
     pub refused: Vec<Refused>,
 }
 
 impl NodeLimitsStatus {
-    /// Whether a share is held to what that generation of the object says, and uses no more.
+    /// Returns true if the node enforces the share's limit of that generation of the object, and the share
+    /// uses no more.
     pub fn confirms(&self, generation: i64, share: &ShareName) -> bool {
         self.observed_generation == generation
             && self.beyond.iter().all(|beyond| beyond.share != *share)

@@ -1,4 +1,4 @@
-//! Names that several parts must agree on. Kubernetes' own names are marked as such.
+//! Names that several parts must agree on. Names of Kubernetes itself are marked as such.
 
 mod keys;
 mod taints;
@@ -6,17 +6,22 @@ mod taints;
 pub use keys::*;
 pub use taints::{
     DeviceTaint, TAINTS, condition_taint, controller_taint, cordoned_taint, driver_paused_taint, held_taint,
+    is_reserved_taint, other_driver_taint,
 };
 
-/// The driver name unless configured otherwise (`--driver-name`).
+/// Files that are installed on nodes for containers, in one directory for each version: the limiter's two
+/// libraries and the OCI hook.
+pub const NODE_FILES: [&str; 3] = ["libaliquot_preload.so", "libaliquot_core.so", "aliquot-oci-hook"];
+
+/// The default driver name (`--driver-name`).
 pub const DEFAULT_DRIVER: &str = "gpu.aliquot.dev";
-/// Longest name of a DRA driver, as Kubernetes checks it (`resource/v1`, DriverNameMaxLength).
+/// The longest name of a DRA driver, in bytes, as Kubernetes checks it (`resource/v1`, DriverNameMaxLength).
 const DRIVER_NAME_MAX: usize = 63;
 
-/// Reads a driver's name: a DNS subdomain of at most 63 characters.
+/// Parses a driver's name: a DNS subdomain of at most 63 characters.
 ///
 /// # Errors
-/// Says what it has to look like.
+/// If it has another form; the error states the form.
 pub fn parse_driver(text: &str) -> Result<String, String> {
     let is_part = |part: &str| {
         let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
@@ -31,18 +36,19 @@ pub fn parse_driver(text: &str) -> Result<String, String> {
     ))
 }
 
-/// API group and version of our opaque configuration kinds and CRDs.
+/// API group and version of this driver's opaque configuration kinds and CRDs.
 pub const API_VERSION: &str = "aliquot.dev/v1alpha1";
-/// API group and version of NVIDIA's opaque configuration kinds, which are understood as well.
+/// API group and version of NVIDIA's opaque configuration kinds, which this driver also understands.
 pub const NVIDIA_API_VERSION: &str = "resource.nvidia.com/v1beta1";
-/// Kubernetes' finalizer on an allocated claim.
+/// Kubernetes' finalizer of an allocated claim.
 pub const CLAIM_FINALIZER: &str = "resource.kubernetes.io/delete-protection";
-/// Kubernetes' annotation on a claim made from a template: the name in `pod.spec.resourceClaims`.
+/// Kubernetes' annotation of a claim that was made from a template: the name in `pod.spec.resourceClaims`.
 pub const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
-/// Labels of others that say the same as [`GANG`], newest first; the size is in a PodGroup or in [`GANG_SIZE`].
+/// Labels of others with the same meaning as [`GANG`], newest first; the size is in a PodGroup or in
+/// [`GANG_SIZE`].
 pub const POD_GROUP_LABELS: [&str; 2] = [COSCHEDULING, EARLIER_COSCHEDULING];
-/// `apiGroup` of the entry in a claim's `reservedFor` by which we keep its devices.
-/// kube-controller-manager leaves entries alone whose kind it does not know.
+/// `apiGroup` of the entry in a claim's `reservedFor` by which this driver keeps the claim's devices.
+/// kube-controller-manager does not touch entries of a kind that it does not know.
 pub const HOLD_GROUP: &str = "aliquot.dev";
 /// `resource` of that entry.
 pub const HOLD_RESOURCE: &str = "holds";
@@ -55,18 +61,18 @@ pub const ATTR_PCIE_ROOT: &str = "resource.kubernetes.io/pcieRoot";
 /// Standard attribute: NUMA node number (KEP-6072).
 pub const ATTR_NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
 
-/// Attribute in the driver's domain: GPUs with the same value reach each other over NVLink. NVIDIA's driver has none
-/// (dra-driver-nvidia-gpu issue 214).
+/// Attribute in the driver's domain: GPUs with the same value reach each other over NVLink. NVIDIA's driver
+/// has no such attribute (dra-driver-nvidia-gpu issue 214).
 pub const ATTR_NVLINK_DOMAIN: &str = "nvlinkDomain";
 
-/// Pool of a node. It contains the driver's name because kube-scheduler up to 1.36 mixes up counters
-/// of drivers that share a pool name.
+/// Returns the name of a node's pool. It contains the driver's name because kube-scheduler up to 1.36 mixes
+/// up the counters of drivers that share a pool name.
 pub fn pool_name(driver: &str, node: &str) -> String {
     format!("{driver}/{node}")
 }
 
-/// Node that a pool name of [`pool_name`] belongs to; `None` if what follows the driver can be no node's
-/// name: a pool may have more parts than two.
+/// Returns the node of a pool name made by [`pool_name`]; `None` if the text after the driver cannot be a
+/// node's name, because a pool name may have more than two parts.
 pub fn pool_node<'a>(driver: &str, pool: &'a str) -> Option<&'a str> {
     pool.strip_prefix(driver)?.strip_prefix('/').filter(|node| !node.is_empty() && !node.contains('/'))
 }

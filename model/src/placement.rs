@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Where a GPU instance lies: `size` memory slices from `start` (`nvmlGpuInstancePlacement_t`).
-/// The axis is 4, 8 or 12 slices wide, depending on the board.
+/// The placement of a GPU instance: `size` memory slices from `start` (`nvmlGpuInstancePlacement_t`). The
+/// axis is 4, 8 or 12 slices wide, depending on the board.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Placement {
     /// First memory slice.
@@ -14,29 +14,29 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// A placement of `size` slices from `start`.
+    /// Returns a placement of `size` slices from `start`.
     pub const fn new(start: u32, size: u32) -> Self {
         Self { start, size }
     }
 
-    /// The first slice after this placement.
+    /// Returns the first slice after this placement.
     pub const fn end(self) -> u32 {
         self.start.saturating_add(self.size)
     }
 
-    /// Whether both claim at least one common memory slice.
+    /// Returns true if both placements have a memory slice in common.
     pub const fn overlaps(self, other: Self) -> bool {
         self.start < other.end() && other.start < self.end()
     }
 
-    /// The memory slices it takes, in order.
+    /// Returns the memory slices of the placement, in order.
     pub fn slices(self) -> impl Iterator<Item = u32> {
         self.start..self.end()
     }
 }
 
 impl fmt::Display for Placement {
-    /// As nvidia-smi prints it: `{4}:2`.
+    /// Formats the placement as nvidia-smi prints it: `{4}:2`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{{{}}}:{}", self.start, self.size)
     }

@@ -1,33 +1,34 @@
-//! MIG profiles: the kinds of GPU instance that a board can be cut into.
+//! MIG profiles: the kinds of GPU instance into which a board can be partitioned.
 
 use crate::Placement;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A profile's name as nvidia-smi prints it without the `MIG ` prefix, such as `1g.10gb` or
-/// `1g.10gb+me`. Names follow from rounded memory and differ between driver versions of one board.
+/// The name of a profile as nvidia-smi prints it without the `MIG ` prefix, such as `1g.10gb` or
+/// `1g.10gb+me`. Names contain rounded memory sizes and differ between driver versions of one board.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ProfileName(String);
 
 impl ProfileName {
-    /// Takes a name as NVML gives it; a leading `MIG ` is dropped.
+    /// Returns a name from NVML, without the prefix `MIG `.
     pub fn new(name: &str) -> Self {
         Self(name.trim().trim_start_matches("MIG ").to_owned())
     }
 
-    /// The name, `1g.10gb+me`.
+    /// Returns the name, for example `1g.10gb+me`.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether it is its size's usual profile, and none with more or fewer special engines (`+me`, `+gfx`, `-me`).
+    /// Returns true if this is the usual profile of its size, not one with more or fewer special engines
+    /// (`+me`, `+gfx`, `-me`).
     pub fn is_plain(&self) -> bool {
         !self.0.contains(['+', '-'])
     }
 
-    /// The name as part of a DNS label: `1g10gb`, `1g10gb-me`, `1g24gb-meall`, `1g24gb-nome`.
-    /// Not reversible; device names carry the profile id beside it.
+    /// Returns the name as part of a DNS label: `1g10gb`, `1g10gb-me`, `1g24gb-meall`, `1g24gb-nome`. This is
+    /// not reversible; device names also contain the profile id.
     pub fn slug(&self) -> String {
         self.0
             .to_ascii_lowercase()
@@ -47,22 +48,22 @@ impl fmt::Display for ProfileName {
     }
 }
 
-/// Engines beside the multiprocessors.
+/// Engines of a GPU in addition to the multiprocessors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Engines {
-    /// Copy engines.
+    /// The number of copy engines.
     pub copy: u32,
-    /// Video decoders (NVDEC).
+    /// The number of video decoders (NVDEC).
     pub decoders: u32,
-    /// Video encoders (NVENC).
+    /// The number of video encoders (NVENC).
     pub encoders: u32,
-    /// JPEG decoders.
+    /// The number of JPEG decoders.
     pub jpeg: u32,
-    /// Optical flow accelerators.
+    /// The number of optical flow accelerators.
     pub ofa: u32,
 }
 
-/// A kind of GPU instance (`nvmlGpuInstanceProfileInfo_t`) with the places it may take.
+/// A kind of GPU instance (`nvmlGpuInstanceProfileInfo_t`) with its possible placements.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigProfile {
     /// Name as nvidia-smi prints it.
@@ -71,22 +72,22 @@ pub struct MigProfile {
     pub id: u32,
     /// NVML's profile enumerator (`NVML_GPU_INSTANCE_PROFILE_*`), which look-ups take.
     pub nvml_profile: u32,
-    /// Memory of an instance in bytes.
+    /// Bytes of memory of an instance.
     pub memory_bytes: u64,
-    /// Streaming multiprocessors of an instance.
+    /// The number of streaming multiprocessors of an instance.
     pub multiprocessors: u32,
-    /// Compute slices (the `1` of `1g`).
+    /// The number of compute slices (the `1` of `1g`).
     pub compute_slices: u32,
     /// Engines of an instance.
     pub engines: Engines,
-    /// How many instances of this profile alone fit on an empty board.
+    /// The number of instances that fit on an empty board, all of this profile.
     pub max_instances: u32,
-    /// Legal places, by ascending start.
+    /// Legal placements, by ascending start.
     pub placements: Vec<Placement>,
 }
 
 impl MigProfile {
-    /// Memory slices that one instance takes; 0 if the board lists no placement.
+    /// Returns the number of memory slices of one instance; 0 if the board lists no placement.
     pub fn memory_slices(&self) -> u32 {
         self.placements.first().map_or(0, |p| p.size)
     }

@@ -1,4 +1,4 @@
-//! Kubernetes quantities, exactly (`k8s.io/apimachinery/pkg/api/resource`): no floating point.
+//! Kubernetes quantities, exactly (`k8s.io/apimachinery/pkg/api/resource`), without floating point.
 
 use std::fmt;
 use std::ops::{Add, Sub};
@@ -6,11 +6,11 @@ use std::str::FromStr;
 
 const NANO: i128 = 1_000_000_000;
 
-/// A quantity, to the nano. Fractions below a nano are rounded up, as Kubernetes does.
+/// A quantity with a resolution of 10⁻⁹. Smaller fractions are rounded up, as Kubernetes does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Quantity(i128);
 
-/// Why a text is not a quantity.
+/// The reason why a text is not a quantity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a quantity: {reason} (examples: 10Gi, 500m, 2)")]
 pub struct QuantityError {
@@ -19,31 +19,31 @@ pub struct QuantityError {
 }
 
 impl Quantity {
-    /// Nothing.
+    /// The quantity 0.
     pub const ZERO: Self = Self(0);
 
-    /// A whole number of units, for example bytes.
+    /// Returns a whole number of units, for example bytes.
     pub const fn from_u64(units: u64) -> Self {
         Self(units as i128 * NANO)
     }
 
-    /// Whole units, rounded up; `None` when negative or beyond `u64`.
+    /// Returns whole units, rounded up; `None` if negative or larger than `u64`.
     pub fn to_u64(self) -> Option<u64> {
         u64::try_from(div_ceil(self.0, NANO)).ok()
     }
 
-    /// Billionths of a unit.
+    /// Returns the quantity in billionths of a unit.
     pub const fn nanos(self) -> i128 {
         self.0
     }
 
-    /// From billionths of a unit.
+    /// Returns a quantity of billionths of a unit.
     pub const fn from_nanos(nanos: i128) -> Self {
         Self(nanos)
     }
 }
 
-/// Division that rounds towards positive infinity.
+/// Divides and rounds towards positive infinity.
 fn div_ceil(value: i128, by: i128) -> i128 {
     let quotient = value.div_euclid(by);
     if value.rem_euclid(by) == 0 { quotient } else { quotient.saturating_add(1) }
@@ -63,7 +63,7 @@ impl Sub for Quantity {
     }
 }
 
-/// Multiplier of a suffix, as (numerator, denominator).
+/// Returns the multiplier of a suffix, as (numerator, denominator); `None` if it is unknown.
 fn suffix(text: &str) -> Option<(i128, i128)> {
     Some(match text {
         "n" => (1, NANO),
@@ -134,8 +134,8 @@ impl FromStr for Quantity {
                 scale = scale.saturating_mul(10);
             }
         }
-        // digits / scale * times / over, in nanos, rounded away from zero as Kubernetes does. The common
-        // factors go first, so that every quantity below 2^63 fits.
+        // digits / scale * times / over, in nanos, rounded away from zero as Kubernetes does. Common factors
+        // are cancelled first, so that every quantity below 2^63 fits.
         let mut numerator = digits;
         let mut denominator = scale;
         for factor in [times, NANO] {
@@ -157,7 +157,8 @@ fn gcd(a: i128, b: i128) -> i128 {
 }
 
 impl fmt::Display for Quantity {
-    /// The shortest exact form: binary suffixes for multiples of 1Ki, plain or decimal ones below.
+    /// Formats the shortest exact form: binary suffixes for multiples of 1Ki, plain or decimal suffixes
+    /// below.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let value = self.0;
         if value % NANO == 0 {

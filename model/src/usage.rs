@@ -1,9 +1,9 @@
-//! What claims are charged for, and how a node says which claims hold its GPUs and since when they no
-//! longer do: the kind `NodeUsage` of our API group, one cluster-wide object a node.
+//! The charges of claims, and the node's report of which claims hold its GPUs, and when others released them:
+//! the kind `NodeUsage` of this driver's API group, one cluster-scoped object for each node.
 //!
-//! The agent writes `spec` and nobody else may (policy `aliquot-node-usage`); the controller writes
-//! `status`. A release is numbered by the node and listed until the controller has acknowledged its
-//! number, so it is neither lost nor counted twice, whoever is killed when.
+//! Only the agent may write `spec` (policy `aliquot-node-usage`); the controller writes `status`. A release
+//! is numbered by the node, and listed until the controller has acknowledged its number, so it is neither
+//! lost nor counted twice, whichever process is killed at any time.
 
 use crate::{DeviceKind, GpuInfo, MigProfile};
 use serde::{Deserialize, Serialize};
@@ -11,10 +11,10 @@ use std::fmt;
 
 /// Kind of the object.
 pub const KIND: &str = "NodeUsage";
-/// Its plural.
+/// Plural of the kind.
 pub const PLURAL: &str = "nodeusages";
 
-/// A part of a GPU, or several GPUs, in millionths of one.
+/// A part of a GPU, or several GPUs, in millionths of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct MicroGpus(pub u64);
@@ -23,8 +23,8 @@ impl MicroGpus {
     /// A whole GPU.
     pub const WHOLE: Self = Self(1_000_000);
 
-    /// The larger of two fractions of a GPU, each a part and its whole; rounded up, never more than the
-    /// whole. A whole of 0 is not known and counts for nothing.
+    /// Returns the larger of two fractions of a GPU, each given as a part and its whole. The result is
+    /// rounded up, and never more than a GPU. A whole of 0 means unknown, and its fraction counts as 0.
     pub fn larger(memory: (u64, u64), compute: (u64, u64)) -> Self {
         let of = |(part, whole): (u64, u64)| {
             let scaled = u128::from(part).saturating_mul(u128::from(Self::WHOLE.0));
@@ -34,7 +34,7 @@ impl MicroGpus {
         Self(u64::try_from(larger).unwrap_or(Self::WHOLE.0))
     }
 
-    /// What a partition of a GPU is charged for.
+    /// Returns the charge of a partition of a GPU.
     pub fn of_partition(profile: &MigProfile, gpu: &GpuInfo) -> Self {
         Self::larger(
             (profile.memory_bytes, gpu.memory_bytes),
@@ -42,15 +42,16 @@ impl MicroGpus {
         )
     }
 
-    /// What a shareable device is charged for, by the bytes and the percent of compute that were consumed.
+    /// Returns the charge of a share of a GPU, from the bytes of memory and the percent of compute that it
+    /// consumes.
     pub fn of_share(memory_bytes: u64, cores_percent: u64, gpu: &GpuInfo) -> Self {
-        // As published: rounded down to MiB.
+        // Rounded down to MiB, as it is published.
         let whole = gpu.memory_bytes >> 20 << 20;
         Self::larger((memory_bytes, whole), (cores_percent, 100))
     }
 
-    /// What a share of a partition of a GPU is charged for, by the bytes and the percent of the partition's compute that
-    /// were consumed: never more than the partition.
+    /// Returns the charge of a share of a partition, from the bytes of memory and the percent of the
+    /// partition's compute that it consumes; never more than the charge of the partition.
     pub fn of_partition_share(
         memory_bytes: u64,
         cores_percent: u64,
@@ -61,8 +62,9 @@ impl MicroGpus {
         Self::of_part((memory_bytes, gpu.memory_bytes), cores_percent, (part, whole))
     }
 
-    /// The same by figures alone: consumed memory and that of the GPU, percent of a partition, and multiprocessors of the
-    /// partition and of the GPU. Where the latter are not known, compute counts as of a whole GPU.
+    /// Returns the charge of a share of a partition from plain numbers: consumed memory and that of the GPU,
+    /// percent of the partition, and multiprocessors of the partition and of the GPU. If the latter are not
+    /// known, compute counts as that of a whole GPU.
     pub fn of_part(memory: (u64, u64), cores_percent: u64, (part, whole): (u64, u64)) -> Self {
         let compute = match whole {
             0 => (cores_percent, 100),
@@ -71,7 +73,7 @@ impl MicroGpus {
         Self::larger(memory, compute)
     }
 
-    /// What a device of this kind is charged for if neither partition nor share.
+    /// Returns the charge of a device of this kind that is neither a partition nor a share.
     pub const fn of_kind(kind: DeviceKind) -> Self {
         match kind {
             DeviceKind::Admin => Self(0),
@@ -79,7 +81,7 @@ impl MicroGpus {
         }
     }
 
-    /// Both.
+    /// Returns the sum, saturated at the largest value.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self(self.0.saturating_add(other.0))
@@ -87,7 +89,7 @@ impl MicroGpus {
 }
 
 impl fmt::Display for MicroGpus {
-    /// GPUs with as many decimals as are needed, at most six.
+    /// Formats GPUs with as many decimals as necessary, at most six.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (whole, rest) = (self.0 / 1_000_000, self.0 % 1_000_000);
         if rest == 0 {
@@ -102,19 +104,20 @@ impl fmt::Display for MicroGpus {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HeldClaim {
-    /// Namespace.
+    /// Namespace of the claim.
     pub namespace: String,
-    /// Name.
+    /// Name of the claim.
     pub name: String,
-    /// Identity.
+    /// UID of the claim.
     pub uid: String,
     /// Its part of GPUs.
     pub micro_gpus: MicroGpus,
-    /// What its part would be had it been given what it asked for first; absent if it was, or if that
-    /// cannot be told.
+    /// The part that it would have if its first choice had been allocated; `None` if it was, or if that is
+    /// not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_micro_gpus: Option<MicroGpus>,
-    /// When it was allocated, in seconds since the epoch; when it was prepared, if nobody said.
+    /// When the claim was allocated, in seconds since the epoch; when it was prepared, if the allocation has
+    /// no time.
     pub since: i64,
 }
 
@@ -122,7 +125,7 @@ pub struct HeldClaim {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Release {
-    /// Which of the node's releases it is, from 1 without gaps.
+    /// The number among the node's releases, from 1 without gaps.
     pub number: u64,
     /// The claim.
     #[serde(flatten)]
@@ -131,34 +134,34 @@ pub struct Release {
     pub until: i64,
 }
 
-/// What the agent says.
+/// The agent's report.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeUsageSpec {
-    /// Which ledger the numbers belong to: a node that lost its ledger begins another.
+    /// The ledger that the numbers belong to; a node that lost its ledger begins another.
     pub ledger: String,
-    /// What is held now, ascending by UID.
+    /// Claims that hold devices now, ascending by UID.
     #[serde(default)]
     pub held: Vec<HeldClaim>,
-    /// What was released and is not acknowledged, ascending by number.
+    /// Releases that are not acknowledged, ascending by number.
     #[serde(default)]
     pub released: Vec<Release>,
 }
 
-/// What the controller answers.
+/// The controller's answer.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeUsageStatus {
     /// The ledger whose releases are acknowledged.
     #[serde(default)]
     pub ledger: String,
-    /// Releases up to this number are counted for good.
+    /// The number up to which releases are counted for good.
     #[serde(default)]
     pub acknowledged: u64,
 }
 
 impl NodeUsageStatus {
-    /// The number up to which releases of a ledger are acknowledged.
+    /// Returns the number up to which releases of a ledger are acknowledged; 0 for another ledger.
     pub fn acknowledged_of(&self, ledger: &str) -> u64 {
         if self.ledger == ledger { self.acknowledged } else { 0 }
     }

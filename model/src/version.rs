@@ -1,10 +1,10 @@
-//! Versions as DRA attributes want them: strict semver 2.0.0.
+//! Versions in the form that DRA attributes require: strict semver 2.0.0.
 
 use semver::Version;
 
-/// Makes semver of a driver or CUDA version: `535.104.05` → `535.104.5`, `12.8` → `12.8.0`.
-/// Numbers lose leading zeros, missing parts become 0, and anything after the third number or
-/// after other text is dropped. `None` if it does not start with a number.
+/// Converts a driver or CUDA version to semver: `535.104.05` → `535.104.5`, `12.8` → `12.8.0`. Numbers lose
+/// leading zeros, missing parts become 0, and anything after the third number or after other text is dropped.
+/// Returns `None` if the text does not start with a number.
 pub fn normalise(raw: &str) -> Option<Version> {
     let mut parts = raw.trim().split('.').map(|part| {
         let digits: String = part.chars().take_while(char::is_ascii_digit).collect();

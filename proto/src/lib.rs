@@ -1,4 +1,4 @@
-//! The kubelet's gRPC APIs: plugin registration, DRA, DRA health and pod resources.
+//! The kubelet's gRPC APIs: plugin registration, DRA, DRA health, pod resources and, for tests, device plugins.
 //!
 //! Generated from the `.proto` files under `kubelet/` by protox and tonic; `UPSTREAM.md` says where
 //! their facts come from. Nothing here is written by hand but names: no types, no logic.
@@ -85,5 +85,15 @@ pub mod podresources {
         v1,
         "podresources_v1",
         "v1.rs"
+    );
+}
+
+/// How device plugins speak to the kubelet. Ours is none: tests run one beside us.
+pub mod deviceplugin {
+    api!(
+        /// The only version in use.
+        v1beta1,
+        "deviceplugin_v1beta1",
+        "v1beta1.rs"
     );
 }

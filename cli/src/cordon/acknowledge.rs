@@ -1,7 +1,8 @@
-//! `aliquot acknowledge`: the errors of a GPU up to now were looked at, and count no more.
+//! `aliquot acknowledge`: records that the errors of a GPU up to now were looked at and no longer count.
 //!
-//! Where the driver does not say that a GPU was reset, nothing else ends what it reported before. The command writes an
-//! annotation of the Node (`aliquot_model::acknowledge`) with the time, which the node's agent acts upon once.
+//! Where the driver does not report that a GPU was reset, nothing else ends the errors that it reported
+//! before. The command writes an annotation of the Node (`aliquot_model::acknowledge`) with the time, on
+//! which the node agent acts once.
 
 use super::gpus::{self, Gpu};
 use super::{NotThere, PATIENCE, annotate, find, slices};
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 /// Runs `aliquot acknowledge`.
 ///
 /// # Errors
-/// If there is no such GPU, the Node may not be changed, or its agent publishes errors all the same.
+/// If there is no such GPU, the Node may not be changed, or the node agent still publishes errors afterwards.
 pub(crate) async fn run(args: AcknowledgeArgs) -> Result<()> {
     let client = connect(&args.cluster).await?;
     let now = Timestamp::now();
@@ -40,7 +41,7 @@ pub(crate) async fn run(args: AcknowledgeArgs) -> Result<()> {
     Ok(())
 }
 
-/// Writes the annotation, and says what that is about: the taints that are published.
+/// Writes the annotation, and returns a text about the published taints that it covers.
 pub(super) async fn acknowledge(
     client: &Client,
     gpu: &Gpu,
@@ -60,8 +61,8 @@ pub(super) async fn acknowledge(
     Ok(format!("{gpu}: errors until {now} are acknowledged; {about}. What happens later counts again"))
 }
 
-/// Writes the annotation of a GPU that is named by its UUID and not published anywhere, such as one that is cordoned
-/// where the API server keeps no taints.
+/// Writes the annotation of a GPU that is named by its UUID and not published anywhere, such as a cordoned
+/// GPU where the API server does not store taints.
 pub(super) async fn unpublished(
     client: &Client,
     unknown: Error,
@@ -98,7 +99,7 @@ async fn write(
     annotate(client, node, &key(gpu), json!(said.value())).await
 }
 
-/// That nobody saw the agent act, and what says that it did.
+/// Returns the text that nobody saw the agent act, and where to see that it did.
 fn unverified(node: &str) -> String {
     format!(
         "it was not verified that anything is cleared. The event GpuAcknowledged says what is: kubectl events --for \
@@ -110,7 +111,7 @@ fn list(published: &BTreeSet<String>) -> String {
     published.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
 }
 
-/// Waits until nothing is published of the GPU's errors.
+/// Waits until no errors of the GPU are published. Returns an error after `patience`.
 pub(super) async fn wait(client: &Client, gpu: &Gpu, driver: &str, patience: Duration) -> Result<()> {
     let started = Instant::now();
     loop {
@@ -134,7 +135,7 @@ pub(super) async fn wait(client: &Client, gpu: &Gpu, driver: &str, patience: Dur
     }
 }
 
-/// Taints for what an acknowledgement clears.
+/// Returns the published taints that an acknowledgement clears.
 pub(super) async fn errors(client: &Client, gpu: &Gpu, driver: &str) -> Result<BTreeSet<String>> {
     let keys = CLEARED.map(|key| names::condition_taint(driver, key));
     Ok(gpus::taints(&slices(client, driver).await?, gpu, &keys))

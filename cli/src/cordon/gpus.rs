@@ -1,4 +1,4 @@
-//! Which GPUs there are, by what their node agents publish. Pure.
+//! The GPUs of the cluster, as their node agents publish them. All functions are pure.
 
 use aliquot_model::layout::TaintEffect;
 use aliquot_model::{DeviceKind, DeviceName, GpuUuid};
@@ -6,7 +6,7 @@ use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Most GPUs that an error lists.
+/// The most GPUs that an error lists.
 const LISTED: usize = 32;
 
 /// A GPU of a node.
@@ -30,7 +30,7 @@ impl Gpu {
         slice.spec.node_name.as_ref() == Some(&self.node) && minor(&device.name) == Some(self.minor)
     }
 
-    /// What a claim is and who uses it, if it has devices of this GPU.
+    /// Returns a description of a claim and its users, if the claim has devices of this GPU.
     pub(super) fn used_by(&self, claim: &ResourceClaim, driver: &str, pool: &str) -> Option<String> {
         let status = claim.status.as_ref()?;
         let results = status.allocation.as_ref()?.devices.as_ref()?.results.as_deref()?;
@@ -59,7 +59,7 @@ fn text(device: &Device, name: &str) -> Option<String> {
     device.attributes.as_ref()?.get(name)?.string.clone()
 }
 
-/// The GPUs of all slices of a driver.
+/// Returns the GPUs in all slices of a driver.
 pub(super) fn published(slices: &[ResourceSlice]) -> BTreeSet<Gpu> {
     let devices = slices.iter().flat_map(|slice| {
         slice.spec.devices.iter().flatten().filter_map(|device| {
@@ -75,7 +75,8 @@ pub(super) fn published(slices: &[ResourceSlice]) -> BTreeSet<Gpu> {
     devices.collect()
 }
 
-/// Devices of a GPU, but the one for administration, that do not have the taint as it should be.
+/// Returns the names of a GPU's devices that do not have the taint with the right effect, except the one for
+/// administration.
 pub(super) fn without_taint(slices: &[ResourceSlice], gpu: &Gpu, key: &str, evict: bool) -> BTreeSet<String> {
     let effect = if evict { TaintEffect::NoExecute } else { TaintEffect::NoSchedule }.as_str();
     let all = slices
@@ -91,7 +92,7 @@ pub(super) fn without_taint(slices: &[ResourceSlice], gpu: &Gpu, key: &str, evic
     of_gpu.filter(|(_, device)| !tainted(device)).map(|(_, device)| device.name.clone()).collect()
 }
 
-/// Taints with one of these keys on devices of a GPU, as `<key>=<value>:<effect>`.
+/// Returns the taints with one of these keys on devices of a GPU, as `<key>=<value>:<effect>`.
 pub(super) fn taints(slices: &[ResourceSlice], gpu: &Gpu, keys: &[String]) -> BTreeSet<String> {
     let all = slices
         .iter()
@@ -110,20 +111,20 @@ pub(super) fn taints(slices: &[ResourceSlice], gpu: &Gpu, keys: &[String]) -> BT
     shown.collect()
 }
 
-/// What the command line names.
+/// The GPU that the command line names.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// By identity, on any node or on this one.
+    /// The GPU with this UUID, on any node or on the given node.
     Uuid(GpuUuid, Option<String>),
-    /// By minor number.
+    /// The GPU with this minor number on a node.
     Minor(u32, String),
 }
 
 impl Wanted {
-    /// `GPU-…`, or `gpu-<minor>` of a node.
+    /// Parses `GPU-…`, or `gpu-<minor>` of a node.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// If the text names no GPU; the error says why.
     pub(super) fn parse(text: &str, node: Option<&str>) -> Result<Self, String> {
         if let Some(uuid) = GpuUuid::parse(text) {
             return Ok(Self::Uuid(uuid, node.map(str::to_owned)));
@@ -141,10 +142,10 @@ impl Wanted {
         }
     }
 
-    /// The GPU that is meant.
+    /// Returns the GPU that is named.
     ///
     /// # Errors
-    /// That there is none, and which there are.
+    /// If there is no such GPU; the error lists those that exist.
     pub(super) fn among(&self, all: &BTreeSet<Gpu>) -> Result<Gpu, String> {
         let (what, node) = match self {
             Self::Uuid(uuid, node) => (format!("GPU {uuid}"), node.as_deref()),

@@ -1,4 +1,4 @@
-//! The demo's view of the API: apply objects, look at pods, claims, slices and events.
+//! The demo's access to the API: applies objects, and reads pods, claims, slices and events.
 
 use super::manifests::Document;
 use anyhow::{Context, Result, bail};
@@ -17,7 +17,8 @@ const CLUSTER_SCOPED: [&str; 6] = [
     "ValidatingWebhookConfiguration",
 ];
 
-/// Creates the object, whose namespace must exist, and gives its UID; none of a namespace that is there already.
+/// Creates an object, whose namespace must exist, and returns its UID; the UID is empty for a namespace that
+/// exists already.
 pub(crate) async fn create(client: &Client, document: &Document) -> Result<String> {
     let object: DynamicObject = serde_json::from_value(document.object.clone())
         .with_context(|| format!("{}: {}", document.place, document.label()))?;
@@ -39,7 +40,7 @@ pub(crate) async fn create(client: &Client, document: &Document) -> Result<Strin
     }
 }
 
-/// The API of the object's kind, in its namespace if it has one.
+/// Returns the API of the object's kind, in the object's namespace if the kind has one.
 fn api(client: &Client, document: &Document) -> Api<DynamicObject> {
     let (api_version, kind) = (document.text("/apiVersion"), document.text("/kind"));
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
@@ -51,7 +52,7 @@ fn api(client: &Client, document: &Document) -> Api<DynamicObject> {
     }
 }
 
-/// All pods with resource claims.
+/// Returns all pods with resource claims.
 pub(crate) async fn pods(client: &Client) -> Result<Vec<Pod>> {
     let pods = Api::<Pod>::all(client.clone()).list(&ListParams::default()).await?;
     let mut pods: Vec<Pod> = pods
@@ -71,14 +72,14 @@ pub(crate) async fn slices(client: &Client) -> Result<Vec<ResourceSlice>> {
     Ok(Api::<ResourceSlice>::all(client.clone()).list(&ListParams::default()).await?.items)
 }
 
-/// The newest warning about an object, as reason and message.
+/// Returns the newest warning about an object, as reason and message; `None` if there is none.
 pub(crate) async fn warning(client: &Client, namespace: &str, name: &str) -> Result<Option<String>> {
     let about =
         |e: &Event| e.type_.as_deref() == Some("Warning") && e.involved_object.name.as_deref() == Some(name);
     newest(client, namespace, about).await
 }
 
-/// The newest event of a pod, as reason and message.
+/// Returns the newest event of a pod, as reason and message.
 pub(crate) async fn last_event(client: &Client, pod: &Pod) -> Result<String> {
     let about = |e: &Event| e.involved_object.uid == pod.uid();
     let event = newest(client, &pod.namespace().unwrap_or_default(), about).await?;
@@ -99,7 +100,7 @@ async fn newest(client: &Client, namespace: &str, about: impl Fn(&Event) -> bool
     }))
 }
 
-/// The claim of a pod's entry in `spec.resourceClaims`.
+/// Returns the name of the claim of a pod's entry in `spec.resourceClaims`; `None` if it is not known yet.
 pub(crate) fn claim_name(pod: &Pod, entry: &str) -> Option<String> {
     let spec = pod.spec.as_ref()?.resource_claims.as_ref()?.iter().find(|c| c.name == entry)?;
     if let Some(name) = &spec.resource_claim_name {
@@ -109,7 +110,7 @@ pub(crate) fn claim_name(pod: &Pod, entry: &str) -> Option<String> {
     statuses.iter().find(|s| s.name == entry)?.resource_claim_name.clone()
 }
 
-/// Says that the pod runs, as its kubelet would.
+/// Marks a pod as running, as its kubelet would.
 pub(crate) async fn mark_running(client: &Client, pod: &Pod) -> Result<()> {
     let api = Api::<Pod>::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
     let patch = serde_json::json!({"status": {"phase": "Running"}});
@@ -123,7 +124,7 @@ pub(crate) async fn remove_pod(client: &Client, pod: &Pod) -> Result<()> {
     ignore_absent(api.delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await.map(drop))
 }
 
-/// Deletes an object, and what it owns.
+/// Deletes an object and the objects that it owns.
 pub(crate) async fn delete(client: &Client, document: &Document) -> Result<()> {
     let (name, parameters) = (document.text("/metadata/name"), DeleteParams::background());
     ignore_absent(api(client, document).delete(name, &parameters).await.map(drop))

@@ -8,10 +8,10 @@ use kube::ResourceExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long controllers may take to clean up behind the last pod.
+/// The time that controllers get to clean up after the last pod.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What is left after a while, in words; empty is clean.
+/// Returns what is left after a while, as texts; empty if nothing is.
 pub(crate) async fn leftovers(cluster: &Cluster) -> Result<Vec<String>> {
     let started = Instant::now();
     loop {
@@ -76,7 +76,7 @@ fn entries(dir: &Path) -> Result<Vec<String>> {
     }
 }
 
-/// Claims that the node agent's checkpoint still names.
+/// Returns the claims that the node agent's checkpoint still contains.
 fn checkpoint_entries(data: &Path) -> Result<Vec<String>> {
     let path = data.join("checkpoint.json");
     let text = match std::fs::read_to_string(&path) {

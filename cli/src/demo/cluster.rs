@@ -1,4 +1,4 @@
-//! The demo's cluster: simulated nodes, an embedded control plane, and our real programs on top.
+//! The demo's cluster: simulated nodes, an embedded control plane, and the product's real programs on top.
 
 use super::api;
 use super::fleet::{Fleet, FleetNode};
@@ -20,11 +20,11 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long programs may take to start and to publish.
+/// The time that programs get to start and to publish.
 const START: Duration = Duration::from_secs(60);
-/// The controller's user, whose own writes its webhook does not look at.
+/// The controller's user; the webhook does not review writes by this user.
 const CONTROLLER: &str = "system:serviceaccount:aliquot-system:aliquot-controller";
-/// Version under which the limiter's files are installed; theirs and ours are one.
+/// The version under which the limiter's files are installed; it is the version of this program.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Everything that runs.
@@ -32,7 +32,7 @@ pub(crate) struct Cluster {
     pub(crate) client: kube::Client,
     _control_plane: Handle,
     controller: Process,
-    /// Where the controller says whether it is ready.
+    /// The client for the page on which the controller shows whether it is ready.
     pages: kube::Client,
     nodes: Vec<DemoNode>,
     slices: Vec<ResourceSlice>,
@@ -47,17 +47,17 @@ pub(crate) struct DemoNode {
 }
 
 impl DemoNode {
-    /// The simulated hardware.
+    /// Returns the directory of the simulated hardware.
     pub(crate) fn hardware(&self) -> PathBuf {
         self.dir.join("sim")
     }
 
-    /// Where its agent writes CDI specs.
+    /// Returns the directory in which the node agent writes CDI specs.
     pub(crate) fn cdi(&self) -> PathBuf {
         self.dir.join("cdi")
     }
 
-    /// Where its agent keeps its state.
+    /// Returns the directory in which the node agent keeps its state.
     pub(crate) fn data(&self) -> PathBuf {
         self.dir.join("plugins").join(DEFAULT_DRIVER)
     }
@@ -116,8 +116,8 @@ impl Cluster {
         Ok(Self { client, _control_plane: control_plane, controller, pages, nodes, slices: Vec::new() })
     }
 
-    /// Waits until every node has published a complete pool, and the controller reviews what is applied; says how many
-    /// devices each has.
+    /// Waits until every node has published a complete pool and the controller reviews objects. Returns the
+    /// number of devices of each node.
     pub(crate) async fn wait_for_devices(&mut self) -> Result<Vec<NodeReport>> {
         let started = Instant::now();
         loop {
@@ -147,7 +147,8 @@ impl Cluster {
         }
     }
 
-    /// Whether its webhook answers, without which pods and claims would be taken as they are.
+    /// Returns true if the controller's webhook answers; without it, pods and claims would be accepted as
+    /// they are.
     async fn controller_is_ready(&self) -> bool {
         let Ok(request) = http::Request::get("/readyz").body(kube::client::Body::empty()) else {
             return false;
@@ -155,7 +156,7 @@ impl Cluster {
         self.pages.send(request).await.is_ok_and(|answer| answer.status().is_success())
     }
 
-    /// An error if one of our programs has ended.
+    /// Returns an error if a program of the product has ended.
     pub(crate) fn check(&mut self) -> Result<()> {
         self.controller.check()?;
         self.nodes.iter_mut().try_for_each(|node| node.agent.check())
@@ -165,7 +166,7 @@ impl Cluster {
         &self.nodes
     }
 
-    /// The kubelet of a node.
+    /// Returns the kubelet of a node.
     pub(crate) fn kubelet(&mut self, node: &str) -> Result<&mut Kubelet> {
         let found = self.nodes.iter_mut().find(|n| n.name == node);
         Ok(&mut found.with_context(|| format!("no node {node:?} in the fleet"))?.kubelet)
@@ -176,7 +177,7 @@ impl Cluster {
         Ok(found.with_context(|| format!("no node {node:?} in the fleet"))?.cdi())
     }
 
-    /// Nodes that a claim's devices are on.
+    /// Returns the nodes of a claim's devices.
     pub(crate) fn nodes_of(&self, claim: &ResourceClaim) -> Vec<String> {
         let mut nodes: Vec<String> =
             results(claim).filter_map(|r| names::pool_node(&r.driver, &r.pool)).map(str::to_owned).collect();
@@ -185,7 +186,8 @@ impl Cluster {
         nodes
     }
 
-    /// Devices that a claim, or one request of it, was given, with the memory promised of each.
+    /// Returns the devices that a claim, or one of its requests, was allocated, with the promised bytes of
+    /// memory of each.
     pub(crate) fn promised(&self, claim: &ResourceClaim, request: Option<&str>) -> Vec<(String, u64)> {
         let asked = |r: &&DeviceRequestAllocationResult| match request {
             Some(request) => r.request.split('/').next() == Some(request),
@@ -194,7 +196,8 @@ impl Cluster {
         results(claim).filter(asked).map(|r| (r.device.clone(), self.memory(r).unwrap_or(0))).collect()
     }
 
-    /// Memory of a result: what it consumes of a shared device, else what the device has.
+    /// Returns the memory of an allocation result in bytes: what it consumes of a shared device, otherwise
+    /// all of the device.
     fn memory(&self, result: &DeviceRequestAllocationResult) -> Option<u64> {
         let consumed = result.consumed_capacity.as_ref().and_then(|c| c.get("memory")).map(|q| &q.0);
         let text = match consumed {
@@ -209,7 +212,7 @@ impl Cluster {
         of_pool.flat_map(|s| s.spec.devices.iter().flatten()).find(|d| d.name == result.device)
     }
 
-    /// What is held of each GPU, by node.
+    /// Returns what is held of each GPU, by node.
     pub(crate) async fn pictures(&self, claims: &[ResourceClaim]) -> Result<Vec<(String, Vec<GpuPicture>)>> {
         let mut pictures = Vec::new();
         for node in &self.nodes {
@@ -245,7 +248,8 @@ impl Cluster {
         Ok(pictures)
     }
 
-    /// The part of its GPU that a result holds. Shares have no place; they stand side by side.
+    /// Returns the part of its GPU that a result holds. Shares have no placement; they are drawn side by
+    /// side.
     fn part(
         &self,
         claim: &ResourceClaim,
@@ -265,7 +269,7 @@ impl Cluster {
                 let of_pool = self.slices.iter().filter(|s| s.spec.pool.name == result.pool);
                 let devices = || of_pool.clone().flat_map(|s| s.spec.devices.iter().flatten());
                 let all = devices().filter(of_gpu).map(slices).max()?;
-                // Shares lie in a partition, whose device says how large it is.
+                // The size of the partition of a share is that of the partition's own device.
                 let partition = result.device.trim_end_matches("-share");
                 let partition = devices().find(|device| device.name == partition)?;
                 let (size, all) = (slices(partition) as f64, all.max(1) as f64);
@@ -295,7 +299,7 @@ impl Cluster {
         }
     }
 
-    /// A share in words, and which part of its device's memory it is.
+    /// Returns a share as text, and its fraction of the device's memory.
     fn share(&self, result: &DeviceRequestAllocationResult, device: &Device) -> Option<(String, f64)> {
         let total: Quantity = device.capacity.as_ref()?.get("memory")?.value.0.parse().ok()?;
         let memory = self.memory(result)?;
@@ -304,7 +308,7 @@ impl Cluster {
         Some((label, memory as f64 / total.to_u64()?.max(1) as f64))
     }
 
-    /// Stops our programs, agents first.
+    /// Stops the programs of the product, agents first.
     pub(crate) async fn stop(self) -> Result<()> {
         for node in self.nodes {
             node.agent.stop().await?;
@@ -313,7 +317,7 @@ impl Cluster {
     }
 }
 
-/// An address of this machine that nobody listens at.
+/// Returns an address of this machine on which nobody listens.
 fn free_address() -> Result<SocketAddr> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no port is free")?;
     Ok(listener.local_addr()?)
@@ -324,13 +328,13 @@ fn client(control_plane: &Handle) -> Result<kube::Client> {
     kube::Client::try_from(kube::Config::new(url)).context("cannot connect to the control plane")
 }
 
-/// A kubeconfig for one of our programs, named after it in the audit log.
+/// Writes a kubeconfig for a program of the product; the audit log shows the user's name.
 fn kubeconfig(control_plane: &Handle, path: &Path, user: &str) -> Result<PathBuf> {
     control_plane.write_kubeconfig(path, user).context("cannot write a kubeconfig")?;
     Ok(path.to_owned())
 }
 
-/// The results of a claim that are our driver's.
+/// Returns the results of a claim that are this driver's.
 pub(crate) fn results(claim: &ResourceClaim) -> impl Iterator<Item = &DeviceRequestAllocationResult> {
     let allocation = claim.status.as_ref().and_then(|s| s.allocation.as_ref());
     let results = allocation.and_then(|a| a.devices.as_ref()).and_then(|d| d.results.as_ref());
@@ -341,7 +345,7 @@ fn text_attribute(device: &Device, name: &str) -> String {
     device.attributes.as_ref().and_then(|a| a.get(name)).and_then(|a| a.string.clone()).unwrap_or_default()
 }
 
-/// Devices of a node's pool, 0 while slices are missing.
+/// Returns the number of devices in a node's pool; 0 while slices are missing.
 fn complete_pool(slices: &[ResourceSlice], node: &str) -> usize {
     let pool = names::pool_name(DEFAULT_DRIVER, node);
     let of_pool: Vec<&ResourceSlice> = slices.iter().filter(|s| s.spec.pool.name == pool).collect();
@@ -370,7 +374,7 @@ async fn create_node(client: &kube::Client, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The limiter's files as a DaemonSet's init container would install them.
+/// Installs the limiter's files as a DaemonSet's init container would.
 fn install_limiter(dir: &Path, build: &Build) -> Result<PathBuf> {
     let limiter = dir.join("limiter");
     let version = limiter.join(VERSION);
@@ -414,9 +418,9 @@ async fn start_node(
         flag("proc-root", &root.join("proc")),
         flag("sys-root", &root.join("sys")),
         flag("limiter-dir", limiter),
-        // A user without rights may not mount.
+        // An unprivileged user may not mount.
         "--region-storage=directory".to_owned(),
-        // Nor are its containers confined.
+        // The containers of such a user are not confined either.
         "--selinux-labels=never".to_owned(),
         "--mig-shares=true".to_owned(),
         "--report-usage=true".to_owned(),

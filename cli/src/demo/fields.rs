@@ -1,4 +1,4 @@
-//! Fields of an object that its kind does not have: the API server would drop them without a word.
+//! Finds fields of an object that its kind does not have, which an API server would drop silently.
 
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::batch::v1::Job;
@@ -10,10 +10,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// The first field that the object's kind does not have, as a path; none of a kind that is not known here.
+/// Returns the path of the first field that the object's kind does not have; `None` if there is none, or the
+/// kind is unknown here.
 ///
 /// # Errors
-/// If a field has a value of another type than it can have.
+/// If a field has a value of the wrong type.
 pub(super) fn unknown(kind: &str, object: &Value) -> serde_json::Result<Option<String>> {
     let understood = match kind {
         "Namespace" => understood::<Namespace>(object),
@@ -33,12 +34,12 @@ pub(super) fn unknown(kind: &str, object: &Value) -> serde_json::Result<Option<S
     Ok(missing(object, &understood?))
 }
 
-/// What is left of an object after it was read as its type.
+/// Returns what is left of an object after it was read as its type.
 fn understood<K: DeserializeOwned + Serialize>(object: &Value) -> serde_json::Result<Value> {
     serde_json::to_value(serde_json::from_value::<K>(object.clone())?)
 }
 
-/// The path of the first field of `from` that `left` does not have.
+/// Returns the path of the first field of `from` that `left` does not have.
 fn missing(from: &Value, left: &Value) -> Option<String> {
     match (from, left) {
         (Value::Object(from), Value::Object(left)) => {

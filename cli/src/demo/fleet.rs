@@ -12,24 +12,24 @@ pub(crate) struct Fleet {
     pub(crate) nodes: Vec<FleetNode>,
 }
 
-/// One node.
+/// A node.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FleetNode {
-    /// Kubernetes name.
+    /// The node's name in Kubernetes.
     pub(crate) name: String,
     pub(crate) gpus: Vec<FleetGpus>,
 }
 
-/// Some equal GPUs.
+/// A number of equal GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FleetGpus {
-    /// `H100-80`, `A30`, ….
+    /// The board, for example `H100-80` or `A30`.
     pub(crate) board: String,
     #[serde(default = "one")]
     pub(crate) count: u32,
-    /// Whether MIG mode is on at start.
+    /// True if MIG mode is enabled at start.
     #[serde(default)]
     pub(crate) mig: bool,
 }
@@ -38,11 +38,12 @@ const fn one() -> u32 {
     1
 }
 
-/// Most GPUs of a node, as on the largest HGX boards.
+/// The most GPUs of a node, as on the largest HGX boards.
 const MAX_GPUS: u32 = 16;
 
 impl Fleet {
-    /// One node of eight H100, one of four A100 of which two are in MIG mode, and one of two boards of other kinds.
+    /// Returns the built-in fleet: a node with eight H100, one with four A100 of which two are in MIG mode,
+    /// and one with two boards of other kinds.
     pub(crate) fn built_in() -> Self {
         let gpus = |board: &str, count, mig| FleetGpus { board: board.to_owned(), count, mig };
         Self {
@@ -60,7 +61,7 @@ impl Fleet {
         }
     }
 
-    /// Reads a fleet file.
+    /// Reads and checks a fleet file.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -93,7 +94,7 @@ impl Fleet {
 }
 
 impl FleetNode {
-    /// The node as the simulator takes it; UUIDs follow from its name.
+    /// Returns the node as the simulator takes it; UUIDs are derived from the node's name.
     pub(crate) fn spec(&self) -> NodeSpec {
         let mut spec = NodeSpec::new(Vec::<String>::new()).with_seed(&self.name);
         for gpus in &self.gpus {

@@ -1,14 +1,14 @@
-//! Lines that a terminal of 80 columns shows whole.
+//! Lines that a terminal of 80 columns shows without wrapping.
 
 use std::ffi::OsStr;
 
 /// Columns of a line.
 pub(crate) const WIDTH: usize = 80;
 
-/// A space at which no line ends.
+/// A space at which no line is broken.
 pub(crate) const KEPT: char = '\u{a0}';
 
-/// The text in lines, each as far in as that; a word that is longer than a line is not cut.
+/// Wraps a text into lines with an indent; a word that is longer than a line is not cut.
 pub(crate) fn wrapped(text: &str, indent: usize) -> String {
     let before = " ".repeat(indent);
     let (mut out, mut column) = (String::new(), 0);
@@ -32,7 +32,7 @@ pub(crate) fn wrapped(text: &str, indent: usize) -> String {
     out
 }
 
-/// The text without what does not fit.
+/// Returns a text of at most `most` characters, with `…` in place of what does not fit.
 pub(crate) fn cut(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
@@ -40,7 +40,7 @@ pub(crate) fn cut(text: &str, most: usize) -> String {
     text.chars().take(most.saturating_sub(1)).chain(std::iter::once('…')).collect()
 }
 
-/// Returns true if a terminal is to be shown colours: <https://no-color.org>.
+/// Returns true if colours are to be used on a terminal: <https://no-color.org>.
 pub(crate) fn colours(is_terminal: bool, no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
     is_terminal && no_color.is_none_or(OsStr::is_empty) && term.is_none_or(|term| term != "dumb")
 }

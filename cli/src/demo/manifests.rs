@@ -1,4 +1,4 @@
-//! Reads Kubernetes manifests so that every complaint can name file, line and reason.
+//! Reads Kubernetes manifests; errors name file, line and reason.
 
 use super::fields;
 use super::workloads::pod_of;
@@ -8,14 +8,14 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 
-/// One object of a manifest.
+/// An object of a manifest.
 #[derive(Debug, Clone)]
 pub(crate) struct Document {
     pub(crate) place: Place,
     pub(crate) object: Value,
 }
 
-/// Where an object stands.
+/// The place of an object in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place {
     file: String,
@@ -28,7 +28,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Kinds that the demo can apply.
+/// The kinds that the demo can apply.
 const KINDS: [(&str, &str); 14] = [
     ("v1", "Namespace"),
     ("v1", "Pod"),
@@ -46,16 +46,16 @@ const KINDS: [(&str, &str); 14] = [
     ("aliquot.dev/v1alpha1", "GpuQuota"),
 ];
 
-/// What the demo's control plane does not do; such objects are left out.
+/// The kind that the demo's control plane does not support; such objects are left out.
 const LEFT_OUT: (&str, &str) = ("v1", "ResourceQuota");
 
-/// Classes that the demo's nodes have no devices for, and why.
+/// Classes for which the demo's nodes have no devices, and the reasons.
 const NOT_HERE: [(&str, &str); 2] = [
     ("mps.aliquot.dev", "it needs NVIDIA's MPS daemon on the node"),
     ("vfio.aliquot.dev", "it needs the kernel's drivers of PCI devices, and an IOMMU"),
 ];
 
-/// The examples that are applied when no file is named.
+/// The examples that are applied if no file is named.
 pub(crate) const EXAMPLES: [(&str, &str); 6] = [
     (
         "examples/01-whole-gpu/01-whole-gpu.yaml",
@@ -83,7 +83,7 @@ pub(crate) const EXAMPLES: [(&str, &str); 6] = [
 /// The rendered chart.
 const CHART: &str = include_str!("../../../deploy/manifests/aliquot.yaml");
 
-/// A DeviceClass that the chart has where it is switched on, as it is in the demo.
+/// A DeviceClass that the chart contains only if it is enabled, as it is in the demo.
 const MIG_SHARE: &str = r#"apiVersion: resource.k8s.io/v1
 kind: DeviceClass
 metadata: {name: mig-share.aliquot.dev}
@@ -93,7 +93,8 @@ spec:
         expression: device.driver == "gpu.aliquot.dev" && device.attributes["gpu.aliquot.dev"].type == "mig-share"
 "#;
 
-/// Of the chart what the demo applies: DeviceClasses, definitions of our kinds, and webhooks.
+/// Returns the objects of the chart that the demo applies: DeviceClasses, definitions of this driver's kinds,
+/// and webhooks.
 pub(crate) fn installation() -> Result<Vec<Document>> {
     let mut documents = parse("deploy/manifests/aliquot.yaml", CHART)?;
     documents.extend(parse("mig-share.yaml", MIG_SHARE)?);
@@ -109,18 +110,18 @@ pub(crate) fn installation() -> Result<Vec<Document>> {
     Ok(documents)
 }
 
-/// Whether an object is one that the demo leaves out.
+/// Returns true if the demo leaves an object out.
 pub(crate) fn is_left_out(document: &Document) -> bool {
     (document.text("/apiVersion"), document.text("/kind")) == LEFT_OUT
 }
 
-/// Reads a file.
+/// Reads the objects of a file.
 pub(crate) fn read(path: &Path) -> Result<Vec<Document>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     parse(&path.display().to_string(), &text)
 }
 
-/// Splits a text into its objects; empty documents are left out.
+/// Splits a text into its objects; empty documents are skipped.
 pub(crate) fn parse(file: &str, text: &str) -> Result<Vec<Document>> {
     let mut documents = Vec::new();
     for (line, chunk) in split(text) {
@@ -128,7 +129,7 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<Vec<Document>> {
         if chunk.lines().all(|l| l.trim().is_empty() || l.trim_start().starts_with('#')) {
             continue;
         }
-        // The lines before keep the parser's line numbers those of the file.
+        // The empty lines keep the parser's line numbers equal to those of the file.
         let padded = "\n".repeat(line.saturating_sub(1)) + chunk;
         let object: Value = serde_saphyr::from_str(&padded)
             .map_err(|error| anyhow::anyhow!("{file}: malformed YAML: {error}"))?;
@@ -140,7 +141,7 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<Vec<Document>> {
     Ok(documents)
 }
 
-/// The documents of a stream with the number of their first line.
+/// Returns the documents of a stream, each with the number of its first line.
 fn split(text: &str) -> Vec<(usize, &str)> {
     let mut chunks = Vec::new();
     let (mut start, mut first_line, mut offset) = (0, 1, 0);
@@ -157,12 +158,12 @@ fn split(text: &str) -> Vec<(usize, &str)> {
 }
 
 impl Document {
-    /// A string of the object, empty if absent.
+    /// Returns a string of the object; empty if absent.
     pub(crate) fn text(&self, pointer: &str) -> &str {
         self.object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// The object's namespace, `default` if it does not say.
+    /// Returns the object's namespace; `default` if it has none.
     pub(crate) fn namespace(&self) -> &str {
         match self.text("/metadata/namespace") {
             "" => "default",
@@ -170,16 +171,17 @@ impl Document {
         }
     }
 
-    /// Kind and name, for people.
+    /// Returns kind and name, for messages.
     pub(crate) fn label(&self) -> String {
         format!("{} {}", self.text("/kind"), self.text("/metadata/name"))
     }
 }
 
-/// Checks what would otherwise leave a pod waiting without a word: unknown kinds, claims and classes.
+/// Checks for mistakes that would leave a pod waiting without an explanation: unknown kinds, claims and
+/// classes.
 ///
 /// # Errors
-/// The first object that cannot work, with file, line and reason.
+/// If an object cannot work; the error has file, line and reason of the first one.
 pub(crate) fn check(documents: &[Document], classes: &[Document]) -> Result<()> {
     let names = |kind: &str, from: &[Document]| -> BTreeSet<(String, String)> {
         let of_kind = from.iter().filter(|d| d.text("/kind") == kind);

@@ -1,36 +1,37 @@
-//! A picture of each GPU for the terminal: which parts are held, and by whom.
+//! Draws each GPU for the terminal: which parts are held, and by whom.
 
 use super::lines::{KEPT, cut, wrapped};
 use std::fmt::Write;
 
-/// Width of a GPU's bar; a multiple of 4, 8 and 12 slices.
+/// Width of a GPU's bar in characters; a multiple of 4, 8 and 12 slices.
 const WIDTH: usize = 48;
 
-/// Width of a board's name.
+/// Width of a board's name in characters.
 const BOARD: usize = 18;
 
-/// One GPU as it is to be drawn.
+/// A GPU to be drawn.
 #[derive(Debug, Clone)]
 pub(crate) struct GpuPicture {
     pub(crate) name: String,
     pub(crate) board: String,
-    /// Parts in the order of their place.
+    /// The held parts, in the order of their position.
     pub(crate) parts: Vec<Part>,
 }
 
 /// A held part of a GPU.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
-    /// Where it begins and how much it takes, as fractions of the GPU.
+    /// The beginning of the part; it and `share`, its size, are fractions of the GPU.
     pub(crate) start: f64,
     pub(crate) share: f64,
-    /// What stands in it.
+    /// The text in the part.
     pub(crate) label: String,
-    /// Who holds it.
+    /// The holder.
     pub(crate) holder: String,
 }
 
-/// Draws a node: a bar per GPU with a letter for each held part, free room as dots, and below it who holds what.
+/// Draws a node: a bar for each GPU with a letter for each held part and dots for free room, and below it the
+/// holder of each part.
 pub(crate) fn draw(node: &str, gpus: &[GpuPicture], colour: bool) -> String {
     let mut out = String::new();
     let mut idle: Vec<&str> = Vec::new();
@@ -91,7 +92,7 @@ fn bar(parts: &[Part], colour: bool) -> String {
     out
 }
 
-/// The label in brackets in the middle of the width; without brackets where there is no room.
+/// Centres a label in brackets; without brackets if there is no room.
 fn centred(label: &str, width: usize) -> String {
     if width < 3 {
         return label.chars().chain(std::iter::repeat('|')).take(width).collect();

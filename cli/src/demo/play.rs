@@ -1,4 +1,4 @@
-//! Plays the kubelets: starts pods as they are bound, and ends them as they are deleted.
+//! Plays the kubelets: starts pods when they are bound, and ends them when they are deleted.
 
 use super::api;
 use super::cluster::Cluster;
@@ -17,36 +17,37 @@ use kube::ResourceExt;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// How long a pod may wait without anything happening before the demo says why.
+/// The time without any change after which the demo reports why a pod waits.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The same where the controller has said of every pod that waits that it does not fit: containers keep what they have
-/// while others wait, so what does not fit now would not later. It is what an event may take that says otherwise.
+/// The same time if the controller has reported of every waiting pod that it does not fit: containers keep
+/// what they have while others wait, so what does not fit now would not fit later. It is the time that an
+/// event with another outcome may take.
 const TOLD: Duration = Duration::from_secs(2);
-/// How long the containers' programs may take to say something.
+/// The time that the containers' programs get to print something.
 const SAY: Duration = Duration::from_secs(3);
-/// For how long one has to be silent after that, so that what is shown is not the half of it.
+/// The time that a program must be silent afterwards, so that its output is not shown in part.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// Pods, and who plays their kubelets.
+/// The pods, and the player of their kubelets.
 pub(crate) struct Play<'a> {
     cluster: &'a mut Cluster,
     runtime: &'a Runtime,
     workloads: Workloads,
     running: Vec<RunningPod>,
-    /// Containers of pods that somebody else than the demo ended.
+    /// Containers of pods that were ended by something other than the demo.
     ended: Vec<Row>,
-    /// Pods that get no devices, in the end.
+    /// Pods that get no devices in the end.
     pub(crate) waiting: Vec<Waiting>,
 }
 
 struct RunningPod {
     pod: Pod,
-    /// Its claims, with what was prepared for each.
+    /// The claims of the pod.
     claims: Vec<ResourceClaim>,
     containers: Vec<(Row, Container)>,
 }
 
-/// A claim of a pod, and what the node agent prepared for it.
+/// The claims of a pod by entry, and what the node agent prepared for each.
 type Prepared = BTreeMap<String, (ResourceClaim, Vec<aliquot_sim_kubelet::PreparedDevice>)>;
 
 impl<'a> Play<'a> {
@@ -55,7 +56,7 @@ impl<'a> Play<'a> {
         Self { cluster, runtime, workloads: Workloads::default(), running, ended, waiting }
     }
 
-    /// Creates objects, and returns when all pods that get devices have them, and nothing is under way.
+    /// Creates objects, and returns when all pods that get devices have them and nothing is under way.
     ///
     /// # Errors
     /// If an object is refused, or a pod cannot be prepared or started.
@@ -91,7 +92,7 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// Ends what was deleted by others; false if nothing was.
+    /// Ends pods that others deleted; returns false if there are none.
     async fn end_deleted(&mut self, pods: &[Pod]) -> Result<bool> {
         let stays = |running: &RunningPod| {
             let now = pods.iter().find(|pod| pod.uid() == running.pod.uid());
@@ -117,7 +118,7 @@ impl<'a> Play<'a> {
         Ok(any)
     }
 
-    /// Ends a pod's containers, gives its devices back, and lets it go.
+    /// Ends a pod's containers, unprepares its claims, and removes the pod.
     async fn end(&mut self, gone: RunningPod) -> Result<()> {
         drop(gone.containers);
         for claim in &gone.claims {
@@ -138,8 +139,8 @@ impl<'a> Play<'a> {
         Ok(())
     }
 
-    /// Starts pods that have a node, and probes one container after the other so that the figures are their own; false
-    /// if there are none.
+    /// Starts pods that have a node; returns false if there are none. Containers are probed one after the
+    /// other, so that the figures of each are its own.
     async fn start_bound(&mut self, pods: &[Pod], progress: &Progress) -> Result<bool> {
         let mut any = false;
         for pod in pods {
@@ -186,7 +187,7 @@ impl<'a> Play<'a> {
         Ok(prepared)
     }
 
-    /// Starts a container that uses devices, and probes it; none if it uses none.
+    /// Starts a container that uses devices, and probes it; `None` if it uses none.
     async fn start_container(
         &mut self,
         pod: &Pod,
@@ -244,8 +245,8 @@ impl<'a> Play<'a> {
         Ok(Some((row, running)))
     }
 
-    /// Runs the programs that can, side by side, until each has ended, or has said something and then nothing for a
-    /// while.
+    /// Runs the programs that can run, concurrently, until each has ended, or has printed something and is
+    /// silent since.
     ///
     /// # Errors
     /// If a container has ended before.
@@ -275,7 +276,7 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// What was found of each container, those that have ended included.
+    /// Returns the results of all containers, including those that have ended.
     pub(crate) fn rows(&self) -> Vec<Row> {
         let running = self.running.iter().flat_map(|running| &running.containers).map(|(row, _)| row);
         let mut rows: Vec<Row> = running.chain(&self.ended).cloned().collect();
@@ -283,31 +284,32 @@ impl<'a> Play<'a> {
         rows
     }
 
-    /// The claims of pods that run, each once.
+    /// Returns the claims of running pods, each once.
     pub(crate) fn claims(&self) -> Vec<ResourceClaim> {
         let mut known = BTreeSet::new();
         let claims = self.running.iter().flat_map(|running| &running.claims);
         claims.filter(|claim| known.insert(claim.uid())).cloned().collect()
     }
 
-    /// The cluster, with what is drawn of it.
+    /// Returns the cluster.
     pub(crate) const fn cluster(&self) -> &Cluster {
         self.cluster
     }
 
-    /// Where the objects stand that made pods.
+    /// Returns the workloads, which know the places of the objects that made pods.
     pub(crate) const fn workloads(&self) -> &Workloads {
         &self.workloads
     }
 
-    /// Ends containers, unprepares and deletes, as kubelets and user would.
+    /// Ends containers, unprepares claims and deletes objects, as kubelets and user would.
     ///
     /// # Errors
-    /// If a node agent or the API refuses.
+    /// If a node agent or the API server refuses.
     pub(crate) async fn release(mut self) -> Result<()> {
         let claims = self.claims();
         self.running.clear();
-        // Before their pods: what is kept for a next pod has none any more.
+        // Workloads are deleted before their pods: devices that are kept for a next pod have no next pod
+        // then.
         self.workloads.delete(&self.cluster.client).await?;
         for claim in &claims {
             self.unprepare(claim).await?;
@@ -327,7 +329,7 @@ fn node_of(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.node_name.as_deref()
 }
 
-/// Whether somebody holds the user of a device to its memory: in turns and beside others nobody does.
+/// Returns true if the memory of a device's user is limited; time slices and admin devices have no limit.
 fn is_limited(device: &str) -> bool {
     match DeviceName::parse(device) {
         Some(DeviceName::Plain { kind, .. }) => !matches!(kind, DeviceKind::TimeSlice | DeviceKind::Admin),

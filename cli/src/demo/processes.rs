@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Where built files lie.
+/// The directories of built files.
 #[derive(Debug, Clone)]
 pub(crate) struct Build {
     programs: PathBuf,
@@ -14,7 +14,7 @@ pub(crate) struct Build {
 }
 
 impl Build {
-    /// Beside this program unless told otherwise.
+    /// Finds the built files, which are beside this program unless other directories are given.
     pub(crate) fn find(programs: Option<&Path>, limiter: Option<&Path>) -> Result<Self> {
         let own = std::env::current_exe().context("cannot find this program's own path")?;
         let beside = own.parent().context("this program has no directory")?;
@@ -23,12 +23,12 @@ impl Build {
         Ok(Self { programs, limiter })
     }
 
-    /// A built program or library.
+    /// Returns the path of a built program or library; an error if it does not exist.
     pub(crate) fn file(&self, name: &str) -> Result<PathBuf> {
         Self::existing(self.programs.join(name))
     }
 
-    /// One of the limiter's two files, or the OCI hook.
+    /// Returns the path of one of the limiter's two files, or of the OCI hook.
     pub(crate) fn limiter_file(&self, name: &str) -> Result<PathBuf> {
         Self::existing(self.limiter.join(name))
     }
@@ -45,7 +45,7 @@ impl Build {
     }
 }
 
-/// A running program of ours. Killed when dropped, and with this process.
+/// A running program of the product. It is killed when this value is dropped, and ends with this process.
 pub(crate) struct Process {
     name: String,
     child: Tethered,
@@ -75,7 +75,7 @@ impl Process {
         Ok(Self { name: name.to_owned(), child: Tethered(child), log })
     }
 
-    /// An error with the end of its log if it is no longer running.
+    /// Returns an error with the end of the program's log if it is no longer running.
     pub(crate) fn check(&mut self) -> Result<()> {
         let Some(status) = self.child.0.try_wait()? else { return Ok(()) };
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
@@ -84,7 +84,7 @@ impl Process {
         bail!("{} ended with {status}; the end of {}:\n{tail}", self.name, self.log.display())
     }
 
-    /// SIGTERM, then SIGKILL after a while.
+    /// Stops the program with SIGTERM, and with SIGKILL after 10 s.
     pub(crate) async fn stop(mut self) -> Result<()> {
         if let Some(pid) = self.child.0.id().and_then(|pid| i32::try_from(pid).ok()) {
             nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM).ok();

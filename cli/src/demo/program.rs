@@ -1,4 +1,4 @@
-//! The containers' own programs, which run once the probe has found their limits.
+//! The containers' own programs, which run after the probe has found their limits.
 
 use super::lines::{WIDTH, cut};
 use super::said::printable;
@@ -11,37 +11,38 @@ use std::fmt::Write;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Program {
-    /// Command and arguments, or the image where there is no command.
+    /// Command and arguments, or the image if there is no command.
     pub(crate) command: String,
     #[serde(flatten)]
     pub(crate) state: State,
-    /// The first lines that it wrote.
+    /// The first lines of its output.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) said: Vec<String>,
 }
 
-/// What came of it.
+/// The result of a program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "camelCase")]
 pub(crate) enum State {
-    /// It cannot run here.
+    /// The program cannot run here.
     NotRun {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// It ran until the demo ended it.
+    /// The program ran until the demo ended it.
     Running,
-    /// It ended by itself. The demo says so and goes on: what an image would have had may be missing here.
+    /// The program ended by itself. The demo reports that and goes on, because files of the program's image
+    /// may be missing here.
     Ended {
-        /// As a shell says it.
+        /// Exit code as in a shell.
         code: i32,
     },
 }
 
-/// Program and arguments of a container, as a kubelet makes them of its manifest.
+/// Returns program and arguments of a container, as a kubelet derives them from the manifest.
 ///
 /// # Errors
-/// Why the demo cannot run it.
+/// If the demo cannot run the program; the error is the reason.
 pub(crate) fn argv(
     container: &Container,
     env: &BTreeMap<String, String>,
@@ -62,7 +63,7 @@ pub(crate) fn argv(
     Ok(argv)
 }
 
-/// The command for people.
+/// Returns the command as text.
 pub(crate) fn shown(container: &Container) -> String {
     let words = container.command.iter().chain(&container.args).flatten();
     let quoted = words.map(|word| {
@@ -76,7 +77,7 @@ pub(crate) fn shown(container: &Container) -> String {
     }
 }
 
-/// A word with the variables that it names as `$(NAME)`; `$$` is one sign, and an unknown name stays as it is.
+/// Expands the variables that a word names as `$(NAME)`; `$$` is one `$`, and an unknown name stays as it is.
 ///
 /// Source: the Kubernetes API's `Container.command`.
 fn expanded(word: &str, env: &BTreeMap<String, String>) -> String {
@@ -106,7 +107,7 @@ fn expanded(word: &str, env: &BTreeMap<String, String>) -> String {
 }
 
 impl Program {
-    /// Lines below a container in the table.
+    /// Returns the lines below a container in the table.
     pub(crate) fn lines(&self) -> String {
         let command = printable(&self.command);
         let command = command.split_whitespace().collect::<Vec<_>>().join(" ");

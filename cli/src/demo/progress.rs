@@ -1,16 +1,16 @@
-//! What the demo says while it works.
+//! The progress of the demo.
 
 use super::lines::{WIDTH, cut};
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// Numbered steps on stderr: each is announced when it starts and says how long it took.
+/// Numbered steps on stderr: each step is announced when it starts, and its time is shown when it ends.
 pub(crate) struct Progress {
     step: usize,
     steps: usize,
     started: Option<Instant>,
     terminal: bool,
-    /// How wide the line of the running step is.
+    /// The width of the running step's line, in characters.
     column: usize,
 }
 
@@ -31,7 +31,7 @@ impl Progress {
         if self.terminal { write(&line) } else { write(&format!("{line}\n")) }
     }
 
-    /// Replaces the detail behind a running step; only where a line can be rewritten.
+    /// Replaces the detail after a running step; only on terminals that can rewrite a line.
     pub(crate) fn detail(&self, what: &str) {
         if self.terminal {
             write(&format!("\x1b[s  {}\x1b[K\x1b[u", cut(what, WIDTH.saturating_sub(self.column + 2))));
@@ -60,7 +60,7 @@ fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// Progress that nobody can read must not stop the work.
+/// Errors are ignored: progress that nobody can read must not stop the work.
 fn write(text: &str) {
     let mut out = std::io::stderr();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());

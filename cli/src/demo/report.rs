@@ -1,4 +1,4 @@
-//! What the demo found, as a table and as JSON.
+//! The results of the demo, as a table and as JSON.
 
 use super::lines::wrapped;
 use super::program::Program;
@@ -6,7 +6,7 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// Everything the demo prints with `--json`.
+/// Everything that the demo prints with `--json`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
@@ -14,13 +14,13 @@ pub(crate) struct Report {
     pub(crate) isolation: &'static str,
     pub(crate) nodes: Vec<NodeReport>,
     pub(crate) containers: Vec<Row>,
-    /// Why pods wait that got no devices, each with its place in the files.
+    /// The reasons why pods without devices wait, each with the pod's place in the files.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) waiting: Vec<String>,
-    /// Objects that the demo knows and does nothing about.
+    /// Objects that the demo knows but does not apply.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) left_out: Vec<String>,
-    /// Whether everything was released and nothing of it is left.
+    /// True if everything was released and nothing is left.
     pub(crate) clean: bool,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct NodeReport {
     pub(crate) devices: usize,
 }
 
-/// One container and a device that it held.
+/// A container and the devices that it held.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Row {
@@ -40,25 +40,25 @@ pub(crate) struct Row {
     pub(crate) claim: String,
     pub(crate) node: String,
     pub(crate) devices: Vec<String>,
-    /// What the claim was promised of memory, all its devices together; absent if nobody holds it to that.
+    /// The promised memory of all devices together, in bytes; `None` if no limit is enforced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) limit_bytes: Option<u64>,
-    /// What the program had when CUDA refused more.
+    /// The bytes that the program had when CUDA refused more.
     pub(crate) got_bytes: u64,
-    /// How CUDA refused; 2 is CUDA_ERROR_OUT_OF_MEMORY.
+    /// The CUDA error codes of the refusals; 2 is CUDA_ERROR_OUT_OF_MEMORY.
     pub(crate) refused_with: Vec<i32>,
     /// The container's own program.
     pub(crate) program: Program,
-    /// Why its pod was ended by somebody else than the demo, if it was.
+    /// The reason why the pod was ended by something other than the demo; `None` if it was not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ended: Option<String>,
-    /// The claims and requests that it uses: who uses the same has the same limit.
+    /// The claims and requests that the container uses; containers that use the same have one limit together.
     #[serde(skip)]
     pub(crate) uses: BTreeSet<(String, Option<String>)>,
 }
 
 impl Row {
-    /// Pod and container.
+    /// Returns pod and container as text.
     fn name(&self) -> String {
         format!("{}/{} {}", self.namespace, self.pod, self.container)
     }
@@ -68,7 +68,7 @@ impl Row {
         self.name() != other.name() && (&self.namespace, &self.uses) == (&other.namespace, &other.uses)
     }
 
-    /// Whether the limit held: refused for memory, and never more than promised.
+    /// Returns true if the limit held: memory was refused for lack of it, and was never more than promised.
     pub(crate) fn held(&self) -> bool {
         self.got_bytes > 0
             && self.limit_bytes.is_none_or(|limit| self.got_bytes <= limit)
@@ -77,7 +77,7 @@ impl Row {
     }
 }
 
-/// Bytes for people, exact to the MiB.
+/// Formats bytes for users, rounded down to MiB.
 pub(crate) fn mebibytes(bytes: u64) -> String {
     let mib = bytes >> 20;
     let digits = mib.to_string();
@@ -91,10 +91,10 @@ pub(crate) fn mebibytes(bytes: u64) -> String {
     format!("{grouped} MiB")
 }
 
-/// Width of the columns of the table: pod and container, limit, what was got.
+/// Widths of the columns of the table: pod and container, limit, result.
 const COLUMNS: (usize, usize, usize) = (40, 12, 24);
 
-/// The table: a line with figures for each container, and one with its devices.
+/// Returns the table: for each container a line with figures, and one with its devices.
 pub(crate) fn table(rows: &[Row]) -> String {
     let (first, second, third) = COLUMNS;
     let mut out = String::new();

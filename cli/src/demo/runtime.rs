@@ -1,4 +1,5 @@
-//! Plays the container runtime: makes of CDI devices what a container gets, and runs the probe and its own program in it.
+//! Plays the container runtime: applies CDI devices to a container, and runs the probe and the container's
+//! own program in it.
 
 use super::program::State;
 use super::said::{Heard, Lines};
@@ -16,9 +17,9 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{ChildStderr, ChildStdin, ChildStdout, Command};
 
-/// Where the probe is in a container, as an image would have it.
+/// The path of the probe in a container, as an image would have it.
 const PROBE: &str = "/usr/local/bin/cuda-probe";
-/// Longest report of the probe.
+/// The longest report of the probe, in bytes.
 const REPORT: u64 = 1 << 16;
 const PRELOAD: &str = "/etc/ld.so.preload";
 
@@ -26,12 +27,12 @@ const PRELOAD: &str = "/etc/ld.so.preload";
 pub(crate) struct Runtime {
     pub(crate) own_program: PathBuf,
     pub(crate) probe: PathBuf,
-    /// Why containers have no namespaces, where they have none.
+    /// The reason why containers have no namespaces; `None` if they have.
     pub(crate) without: Option<String>,
     pub(crate) dir: PathBuf,
 }
 
-/// What the probe says of a device.
+/// The probe's result for a device.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct ProbedDevice {
     pub(crate) allocated_bytes: u64,
@@ -44,11 +45,11 @@ struct ProbeReport {
     error: Option<String>,
 }
 
-/// A running container. None of its processes is left when this was dropped.
+/// A running container. When it is dropped, none of its processes is left.
 pub(crate) struct Container {
     child: Tethered,
     pub(crate) devices: Vec<ProbedDevice>,
-    /// Until its own program starts.
+    /// The pipes of the container; `None` after its own program was started.
     pipes: Option<(ChildStdin, BufReader<ChildStdout>, ChildStderr)>,
     heard: Arc<Mutex<Heard>>,
 }
@@ -63,7 +64,7 @@ impl Container {
         Ok(())
     }
 
-    /// Its own program, once that was started: whether it runs, and what it wrote when.
+    /// Returns the state of the container's own program, once it was started, and its output so far.
     pub(crate) fn program(&mut self) -> Result<(State, Heard)> {
         let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let state = match self.child.0.try_wait().context("cannot look at a container")? {
@@ -80,7 +81,7 @@ impl Drop for Container {
     }
 }
 
-/// Keeps the first lines of an output, and reads on.
+/// Keeps the first lines of an output, and reads the rest without keeping it.
 fn listen(mut out: impl AsyncReadExt + Unpin + Send + 'static, heard: Arc<Mutex<Heard>>) {
     tokio::spawn(async move {
         let (mut lines, mut chunk) = (Lines::default(), [0; 4096]);
@@ -93,7 +94,8 @@ fn listen(mut out: impl AsyncReadExt + Unpin + Send + 'static, heard: Arc<Mutex<
 }
 
 impl Runtime {
-    /// Starts a container, and waits for the probe's report and end. The program, if there is one, waits to be started.
+    /// Starts a container, and waits for the probe's report. The container's own program, if there is one,
+    /// waits to be started.
     pub(crate) async fn run(
         &self,
         name: &str,
@@ -162,7 +164,7 @@ impl Runtime {
     }
 }
 
-/// What paths would have done in a root of its own, said in the environment.
+/// Sets environment variables that replace the paths of a separate root.
 fn without_namespaces(scratch: &Path, binds: &[Bind], env: &mut BTreeMap<String, String>) -> Result<()> {
     let root = scratch.display().to_string();
     env.insert("ALIQUOT_SIM_ROOT".into(), root.clone());

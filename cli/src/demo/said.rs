@@ -1,19 +1,19 @@
-//! What a container's program writes, as far as it is shown.
+//! The output of a container's program, as far as it is shown.
 
 use std::time::Instant;
 
-/// Lines that are kept of a program.
+/// The number of lines that are kept of a program.
 const LINES: usize = 4;
-/// Bytes that are kept of a line.
+/// The number of bytes that are kept of a line.
 const BYTES: usize = 400;
 
-/// A text without what a terminal would obey, or show in another order.
+/// Returns a text without characters that a terminal would obey, or that change the order of the text.
 pub(crate) fn printable(text: &str) -> String {
     let obeyed = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     text.chars().map(|c| if obeyed(c) && c != '\n' { ' ' } else { c }).collect()
 }
 
-/// The first lines of a program, and when it last wrote anything.
+/// The first lines of a program's output, and the time of its last output.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Heard {
     pub(crate) lines: Vec<String>,
@@ -29,17 +29,18 @@ impl Heard {
     }
 }
 
-/// Makes lines of what comes in pieces: those that are not empty, each no longer than a bound, and without anything that
-/// a terminal would obey. What a carriage return replaces, as progress bars do, is left out.
+/// Splits output that comes in pieces into lines. Empty lines are skipped, long lines are cut, and characters
+/// that a terminal would obey are removed. Text that a carriage return replaces, as progress bars do, is left
+/// out.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     line: Vec<u8>,
-    /// Whether what comes next stands in the line's place.
+    /// True if the next character replaces the line.
     returned: bool,
 }
 
 impl Lines {
-    /// The lines that end in a piece.
+    /// Returns the lines that end in a piece.
     pub(crate) fn take(&mut self, piece: &[u8]) -> Vec<String> {
         let mut lines = Vec::new();
         for byte in piece {
@@ -57,7 +58,7 @@ impl Lines {
         lines
     }
 
-    /// The line that has not ended, if there is something on it.
+    /// Returns the line that has not ended yet, if it is not empty.
     pub(crate) fn rest(&mut self) -> Vec<String> {
         let line = std::mem::take(&mut self.line);
         let text = String::from_utf8_lossy(&line);

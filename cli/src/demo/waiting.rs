@@ -1,4 +1,4 @@
-//! Why pods wait.
+//! The reasons why pods wait.
 
 use super::api;
 use super::manifests::Document;
@@ -9,11 +9,11 @@ use kube::{Client, ResourceExt};
 /// A pod that waits.
 pub(crate) struct Waiting {
     pod: Pod,
-    /// The newest warning about it, its reason first.
+    /// The newest warning about the pod, which begins with its reason.
     reason: Option<String>,
 }
 
-/// What was said of each pod that waits.
+/// Returns the newest warning of each waiting pod.
 pub(crate) async fn reasons(client: &Client, pods: &[&Pod]) -> Vec<Waiting> {
     let mut all = Vec::new();
     for pod in pods {
@@ -25,15 +25,15 @@ pub(crate) async fn reasons(client: &Client, pods: &[&Pod]) -> Vec<Waiting> {
 }
 
 impl Waiting {
-    /// Returns true if it gets no devices as things are.
+    /// Returns true if the pod gets no devices in the current state of the cluster.
     pub(crate) fn is_refused(&self) -> bool {
-        use aliquot_controller::brain::reasons::{BUDGET_REFUSED, CLAIM_REJECTED, DOES_NOT_FIT, QUOTA};
+        use aliquot_controller::reconciler::reasons::{BUDGET_REFUSED, CLAIM_REJECTED, DOES_NOT_FIT, QUOTA};
         let said = self.reason.as_deref().unwrap_or_default();
         let refusals = [BUDGET_REFUSED, CLAIM_REJECTED, DOES_NOT_FIT, QUOTA];
         refusals.iter().any(|reason| said.starts_with(&format!("{reason}:")))
     }
 
-    /// A line with the pod's place in the files.
+    /// Returns a line with the pod's place in the files.
     pub(crate) fn line(&self, documents: &[Document], workloads: &Workloads) -> String {
         let (namespace, name) = (self.pod.namespace().unwrap_or_default(), self.pod.name_any());
         let own = documents.iter().find(|document| {

@@ -1,29 +1,41 @@
-//! The directory that a run works in, and those that killed runs left behind.
+//! The working directory of a run, and the directories that killed runs left behind.
 
 use anyhow::{Context, Result};
 use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// What names of temporary directories start with. Short, because unix socket paths end at 107 bytes.
+/// The prefix of temporary directories. It is short because the paths of unix sockets are at most 107 bytes.
 const PREFIX: &str = "aliquot-";
-/// A file in each that its run holds locked; the kernel lets go of it when the run ends in whatever way.
+/// A file in each directory that its run keeps locked; the kernel releases the lock when the run ends, in
+/// whatever way.
 const LOCK: &str = "demo.lock";
 
-/// A directory; a temporary one goes when this is dropped.
+/// A working directory; a temporary one is removed when this value is dropped.
 pub(crate) struct WorkDir {
     path: PathBuf,
-    _temporary: Option<(TempDir, File)>,
+    temporary: Option<(TempDir, File)>,
+}
+
+impl Drop for WorkDir {
+    fn drop(&mut self) {
+        let Some((dir, _lock)) = self.temporary.take() else { return };
+        let path = dir.keep();
+        if let Err(error) = remove(&path) {
+            eprintln!("cannot remove {}: {error}", path.display());
+        }
+    }
 }
 
 impl WorkDir {
-    /// The directory that is wanted, else a temporary one.
+    /// Returns the given directory, or a temporary one.
     pub(crate) fn make(wanted: Option<&Path>) -> Result<Self> {
         match wanted {
             Some(dir) => {
                 fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
-                Ok(Self { path: dir.canonicalize()?, _temporary: None })
+                Ok(Self { path: dir.canonicalize()?, temporary: None })
             }
             None => {
                 let parent = std::env::temp_dir();
@@ -37,28 +49,49 @@ impl WorkDir {
         &self.path
     }
 
-    fn temporary(parent: &Path) -> std::io::Result<Self> {
+    fn temporary(parent: &Path) -> io::Result<Self> {
         let dir = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent)?;
-        // Locked before it has its name: without that name the directory is nobody's to remove.
+        // The file is locked before it gets its name: a directory without that name is not removed by
+        // anybody.
         let unnamed = dir.path().join(".lock");
         let lock = File::create(&unnamed)?;
         lock.lock()?;
         fs::rename(&unnamed, dir.path().join(LOCK))?;
-        Ok(Self { path: dir.path().to_owned(), _temporary: Some((dir, lock)) })
+        Ok(Self { path: dir.path().to_owned(), temporary: Some((dir, lock)) })
     }
 }
 
-/// Removes the directories of this user's runs that ended without doing so.
+/// Removes the directories of this user's runs that ended without removing them.
 fn remove_left(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let path = entry.path();
         if entry.file_name().to_string_lossy().starts_with(PREFIX) && is_left(&path) {
-            match fs::remove_dir_all(&path) {
+            match remove(&path) {
                 Ok(()) => eprintln!("removed {}, which a demo that was killed left behind", path.display()),
                 Err(error) => eprintln!("a demo that was killed left {} behind: {error}", path.display()),
             }
         }
     }
+}
+
+/// Removes a directory, even if a program in a container, which can write into its simulated node, has
+/// removed the owner's permissions.
+fn remove(path: &Path) -> io::Result<()> {
+    fs::remove_dir_all(path).or_else(|_| {
+        unlock(path)?;
+        fs::remove_dir_all(path)
+    })
+}
+
+fn unlock(dir: &Path) -> io::Result<()> {
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            unlock(&entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// Returns true for the directory of a run that is over.

@@ -1,4 +1,4 @@
-//! Plays kube-controller-manager as far as it makes pods: of Deployments, StatefulSets and Jobs.
+//! Plays kube-controller-manager for the pods of Deployments, StatefulSets and Jobs.
 
 use super::api;
 use super::manifests::{Document, Place};
@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 
-/// What makes pods, and keeps their number.
+/// The objects that make pods and keep their number.
 #[derive(Debug, Default)]
 pub(crate) struct Workloads {
     items: Vec<Workload>,
@@ -15,26 +15,26 @@ pub(crate) struct Workloads {
 
 #[derive(Debug, Clone)]
 struct Workload {
-    /// The object, or of a Deployment its ReplicaSet.
+    /// The object; for a Deployment, its ReplicaSet.
     object: Document,
     place: Place,
     namespace: String,
-    /// Reference of its pods to what owns them.
+    /// The owner reference of its pods.
     owner: Value,
     uid: String,
     name: String,
-    /// Whether pods have numbers instead of generated names.
+    /// True if pods have numbers instead of generated names.
     numbered: bool,
     wanted: usize,
     template: Value,
 }
 
-/// Whether an object makes pods.
+/// Returns true if an object makes pods.
 pub(crate) fn is_workload(document: &Document) -> bool {
     matches!(document.text("/kind"), "Deployment" | "StatefulSet" | "Job")
 }
 
-/// The pods that an object makes, as if it were one.
+/// Returns the pods that an object makes, as one pod; `None` if it makes none.
 pub(crate) fn pod_of(document: &Document) -> Option<Document> {
     let spec = document.object.pointer("/spec/template/spec").filter(|_| is_workload(document))?;
     let metadata = json!({"name": document.text("/metadata/name"), "namespace": document.namespace()});
@@ -43,10 +43,11 @@ pub(crate) fn pod_of(document: &Document) -> Option<Document> {
 }
 
 impl Workloads {
-    /// Takes over an object that was created. The pods of a Deployment are those of a ReplicaSet, which is created here.
+    /// Takes over an object that was created. For a Deployment, it creates a ReplicaSet, which makes the
+    /// pods.
     ///
     /// # Errors
-    /// If that is refused.
+    /// If the ReplicaSet is refused.
     pub(crate) async fn add(&mut self, client: &Client, document: &Document, uid: &str) -> Result<()> {
         if !is_workload(document) {
             return Ok(());
@@ -72,10 +73,10 @@ impl Workloads {
         Ok(())
     }
 
-    /// Creates the pods that are missing; false if there are none.
+    /// Creates the pods that are missing; returns false if none are.
     ///
     /// # Errors
-    /// If one is refused.
+    /// If a pod is refused.
     pub(crate) async fn create_missing(&self, client: &Client, pods: &[Pod]) -> Result<bool> {
         let missing: Vec<Document> = self.items.iter().flat_map(|workload| workload.missing(pods)).collect();
         for pod in &missing {
@@ -84,10 +85,10 @@ impl Workloads {
         Ok(!missing.is_empty())
     }
 
-    /// Deletes what makes pods, and so the pods.
+    /// Deletes the objects that make pods, and so the pods.
     ///
     /// # Errors
-    /// If that is refused.
+    /// If a deletion is refused.
     pub(crate) async fn delete(&self, client: &Client) -> Result<()> {
         for workload in &self.items {
             api::delete(client, &workload.object).await?;
@@ -95,7 +96,7 @@ impl Workloads {
         Ok(())
     }
 
-    /// Where the object stands that made a pod.
+    /// Returns the place of the object that made a pod.
     pub(crate) fn place_of(&self, pod: &Pod) -> Option<&Place> {
         let made = self.items.iter().find(|workload| workload.made(pod));
         made.map(|workload| &workload.place)

@@ -1,8 +1,8 @@
-//! What the controller said of a pod and its claims.
+//! Events of the controller about a pod and its claims.
 
 use super::EVENTS;
 use crate::rights::Right;
-use aliquot_controller::brain::reasons;
+use aliquot_controller::reconciler::reasons;
 use anyhow::{Error, Result};
 use k8s_openapi::api::core::v1;
 use k8s_openapi::api::events::v1 as events;
@@ -10,16 +10,11 @@ use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 
-/// The controller, as its events name it.
+/// The name of the controller in its events.
 const CONTROLLER: &str = "aliquot-controller";
-/// Reasons that say that the pod has no devices and gets none as things are.
-const REFUSALS: [&str; 5] = [
-    reasons::DOES_NOT_FIT,
-    reasons::CLAIM_REJECTED,
-    reasons::QUOTA,
-    reasons::BUDGET_USED_UP,
-    reasons::BUDGET_REFUSED,
-];
+/// Reasons of events which mean that the pod gets no devices in the current state of the cluster.
+const REFUSALS: [&str; 4] =
+    [reasons::DOES_NOT_FIT, reasons::CLAIM_REJECTED, reasons::QUOTA, reasons::BUDGET_REFUSED];
 
 /// An event.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,40 +27,41 @@ pub(super) struct Said {
 }
 
 impl Said {
-    /// The event as a line.
+    /// Returns the event as a line.
     pub(super) fn line(&self) -> String {
         let seconds = self.time.split(['.', 'Z']).next().unwrap_or_default();
         format!("{seconds} {} {}: {}", self.name, self.reason, self.note)
     }
 
-    /// Returns true if it says that the pod gets nothing whatever room there is.
+    /// Returns true if the event means that the pod gets nothing, even if there is room.
     pub(super) fn is_forbidden(&self) -> bool {
         self.is_refusal() && self.reason != reasons::DOES_NOT_FIT
     }
 
-    /// Reason and text.
+    /// Returns reason and text.
     pub(super) fn words(&self) -> String {
         format!("{}: {}", self.reason, self.note)
     }
 
-    /// The event for programs.
+    /// Returns the event as JSON.
     pub(super) fn to_json(&self) -> Value {
         json!({"time": self.time, "name": self.name, "reason": self.reason, "message": self.note})
     }
 
-    /// Returns true if it says that the pod has no devices and gets none as things are.
+    /// Returns true if the event means that the pod gets no devices in the current state of the cluster.
     pub(super) fn is_refusal(&self) -> bool {
         REFUSALS.contains(&self.reason.as_str())
     }
 }
 
-/// What the controller said of objects of these names and UIDs, oldest first; or the right that is missing. What it said
-/// of one that had the name before is left out.
+/// Returns the controller's events about objects with these names and UIDs, oldest first; or the right that
+/// is missing. Events about an earlier object with the same name are left out.
 ///
-/// Roles such as `view` let the events of one API group be read and not those of the other, which are the same.
+/// Roles such as `view` allow events to be read in one API group and not in the other; the events are the
+/// same.
 ///
 /// # Errors
-/// If the API does not answer.
+/// If the API server does not answer.
 pub(super) async fn read(
     client: &Client,
     namespace: &str,

@@ -1,8 +1,9 @@
-//! The pod and the claims that are explained, as the rights of a tenant in his own namespace show them.
+//! The pod and the claims that are explained, as far as the rights of a tenant in its own namespace show
+//! them.
 
 use crate::args::{Kind, Target};
 use crate::rights::Right;
-use aliquot_controller::index::FINGERPRINT;
+use aliquot_allocator::snapshot::FINGERPRINT;
 use aliquot_model::names::SCHEDULING_GATE;
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
@@ -12,27 +13,27 @@ use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 
-/// Pod and claims.
+/// A pod and its claims, or a claim.
 pub(super) struct Object {
-    /// The namespace of all.
+    /// The namespace of the objects.
     pub(super) namespace: String,
     /// The pod, if one was named.
     pub(super) pod: Option<Pod>,
     /// The claims that could be read.
     pub(super) claims: Vec<ResourceClaim>,
-    /// Entries of the pod that have no claim yet, or whose claim does not exist.
+    /// The entries of the pod that have no claim yet, or whose claim does not exist, as texts.
     pub(super) without: Vec<String>,
     /// The quotas of the namespace.
     pub(super) quotas: Vec<DynamicObject>,
-    /// What could not be read in the namespace.
+    /// The rights that are missing to read objects of the namespace.
     pub(super) missing: Vec<Right>,
 }
 
 impl Object {
-    /// Reads it.
+    /// Reads the objects.
     ///
     /// # Errors
-    /// If it does not exist, or may not be read.
+    /// If the named object does not exist, or may not be read.
     pub(super) async fn read(client: &Client, namespace: &str, target: &Target) -> Result<Self> {
         let mut object = Self {
             namespace: namespace.to_owned(),
@@ -94,7 +95,7 @@ impl Object {
         Ok(())
     }
 
-    /// Reads the quotas of the namespace. Clusters without them have none.
+    /// Reads the quotas of the namespace. A cluster without the kind has none.
     pub(super) async fn read_quotas(&mut self, client: &Client) {
         let kind = GroupVersionKind::gvk("aliquot.dev", "v1alpha1", "GpuQuota");
         let resource = ApiResource::from_gvk_with_plural(&kind, "gpuquotas");
@@ -108,20 +109,21 @@ impl Object {
         }
     }
 
-    /// Returns true for a pod that asks for no devices.
+    /// Returns true for a pod that requests no devices.
     pub(super) fn asks_for_nothing(&self) -> bool {
         self.pod.as_ref().is_some_and(|pod| entries(pod).next().is_none())
     }
 
-    /// Returns true if every claim has its devices.
+    /// Returns true if every claim is allocated.
     pub(super) fn is_allocated(&self) -> bool {
         self.without.is_empty() && self.claims.iter().all(|claim| allocated(claim).is_some())
     }
 
-    /// What else than devices its pod waits for, which is it or uses it.
+    /// Returns what a pod waits for other than devices; `pod` is the name of this pod or of one that uses the
+    /// claim.
     ///
     /// # Errors
-    /// If the API does not answer.
+    /// If the API server does not answer.
     pub(super) async fn other_gates(&self, client: &Client, pod: &str) -> Result<Option<String>> {
         if let Some(pod) = &self.pod {
             return Ok(other_gates(pod));
@@ -135,19 +137,19 @@ impl Object {
             .and_then(other_gates))
     }
 
-    /// Names that events about it have.
+    /// Returns the names of the objects, by which their events are found.
     pub(super) fn names(&self) -> Vec<String> {
         let pod = self.pod.iter().map(ResourceExt::name_any);
         pod.chain(self.claims.iter().map(ResourceExt::name_any)).collect()
     }
 
-    /// Their UIDs.
+    /// Returns the UIDs of the objects.
     pub(super) fn uids(&self) -> Vec<String> {
         let pod = self.pod.iter().filter_map(ResourceExt::uid);
         pod.chain(self.claims.iter().filter_map(ResourceExt::uid)).collect()
     }
 
-    /// How it stands, a line each.
+    /// Returns the state of the objects, as lines.
     pub(super) fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if let Some(pod) = &self.pod {
@@ -159,7 +161,7 @@ impl Object {
         lines
     }
 
-    /// The same for programs.
+    /// Returns the state of the objects, as JSON.
     pub(super) fn to_json(&self) -> Value {
         let claims: Vec<Value> = self
             .claims
@@ -182,7 +184,7 @@ impl Object {
     }
 }
 
-/// Names of the pod's entries in `spec.resourceClaims`.
+/// Returns the names of the pod's entries in `spec.resourceClaims`.
 fn entries(pod: &Pod) -> impl Iterator<Item = &str> {
     let spec = pod.spec.as_ref().and_then(|spec| spec.resource_claims.as_ref());
     spec.into_iter().flatten().map(|entry| entry.name.as_str())
@@ -197,7 +199,7 @@ fn claim_of(pod: &Pod, entry: &str) -> Option<String> {
     statuses.iter().find(|status| status.name == entry)?.resource_claim_name.clone()
 }
 
-/// Whether the pod does without a claim for this entry, as its status says.
+/// Returns true if the pod needs no claim for this entry, according to its status.
 fn needs_none(pod: &Pod, entry: &str) -> bool {
     let statuses = pod.status.as_ref().and_then(|status| status.resource_claim_statuses.as_ref());
     let found = statuses.into_iter().flatten().find(|status| status.name == entry);
@@ -213,7 +215,7 @@ fn gates(pod: &Pod) -> impl Iterator<Item = &str> {
     gates.map(|gate| gate.name.as_str())
 }
 
-/// What else than devices a pod waits for.
+/// Returns what a pod waits for other than devices; `None` if nothing.
 fn other_gates(pod: &Pod) -> Option<String> {
     let others: Vec<&str> = gates(pod).filter(|gate| *gate != SCHEDULING_GATE).collect();
     (!others.is_empty()).then(|| {
@@ -262,7 +264,7 @@ fn allocated(claim: &ResourceClaim) -> Option<Vec<DeviceRequestAllocationResult>
     Some(allocation.devices.as_ref().and_then(|devices| devices.results.clone()).unwrap_or_default())
 }
 
-/// The node that a claim can be used on, by the selector of its allocation.
+/// Returns the only node on which a claim can be used, from the node selector of its allocation.
 fn node_of(claim: &ResourceClaim) -> Option<String> {
     let selector = claim.status.as_ref()?.allocation.as_ref()?.node_selector.as_ref()?;
     let terms = selector.node_selector_terms.iter();

@@ -1,7 +1,7 @@
-//! The strategy that the controller decides by.
+//! The strategy by which the controller decides.
 
+use aliquot_allocator::schedule::{Placing, Strategy};
 use aliquot_controller::args::StrategyArg;
-use aliquot_controller::decide::{Placing, Strategy};
 use clap::ValueEnum;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::api::{Api, ListParams};
@@ -9,19 +9,20 @@ use kube::{Client, ResourceExt};
 
 /// Labels of the controller's Deployment.
 const LABELS: &str = "app.kubernetes.io/name=aliquot,app.kubernetes.io/component=controller";
-/// Namespace that Aliquot is installed in, usually: who may not list all may perhaps look there.
+/// The usual namespace of Aliquot: a user who may not list all Deployments may perhaps list those.
 const USUAL: &str = "aliquot-system";
 
-/// A strategy, and how it is known.
+/// A strategy and its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Known {
     /// The strategy.
     pub(super) strategy: Strategy,
-    /// How it is known.
+    /// Where the strategy was found.
     pub(super) source: String,
 }
 
-/// The strategy to judge by: the one that is wished, else the controller's, else the usual one.
+/// Returns the strategy to decide by: the one that the command line names, otherwise the controller's,
+/// otherwise the default.
 pub(super) async fn find(client: &Client, driver: &str, wish: Option<StrategyArg>) -> Known {
     if let Some(wish) = wish {
         return Known { strategy: wish.into(), source: "--strategy".to_owned() };
@@ -63,10 +64,10 @@ fn arguments(deployment: &Deployment) -> Vec<String> {
     containers.flat_map(|c| c.command.iter().chain(&c.args).flatten().cloned()).collect()
 }
 
-/// The value of a flag, written `--flag=value` or `--flag value`.
+/// Returns the value of a flag, written `--flag=value` or `--flag value`.
 fn value<'a>(arguments: &'a [String], flag: &str) -> Option<&'a str> {
     let mut after: Option<&str> = None;
-    // Of several the last counts.
+    // The last one counts if there are several.
     for word in arguments.iter().rev() {
         match word.strip_prefix(flag) {
             Some("") if after.is_some() => return after,
@@ -81,7 +82,7 @@ fn serves(arguments: &[String], driver: &str) -> bool {
     value(arguments, "--driver-name").unwrap_or(aliquot_model::names::DEFAULT_DRIVER) == driver
 }
 
-/// The strategy that these arguments of the controller say.
+/// Returns the strategy in the controller's arguments.
 fn of_arguments(arguments: &[String]) -> Strategy {
     let read = |flag| {
         let value = value(arguments, flag)?;
@@ -91,7 +92,7 @@ fn of_arguments(arguments: &[String]) -> Strategy {
     read("--strategy").unwrap_or_default().unless(level("--node-strategy"), level("--gpu-strategy"))
 }
 
-/// Both levels in words.
+/// Returns both levels of a strategy as text.
 pub(super) fn words(strategy: Strategy) -> String {
     let way = |placing| match placing {
         Placing::BinPack => "bin-pack",

@@ -8,7 +8,7 @@ use aliquot_kubelet_plugin::health::cause::Cause;
 use aliquot_model::layout::{
     Fact, FactType, MAX_ATTRIBUTES_AND_CAPACITIES, MEMORY_SLICES, TaintEffect, attributes, capacities,
 };
-use aliquot_model::names::{KEYS, TAINTS};
+use aliquot_model::names::{DeviceTaint, KEYS, TAINTS};
 use aliquot_model::{DeviceKind, DeviceName, Placement, ProfileName};
 use std::collections::BTreeMap;
 use std::fs;
@@ -119,10 +119,13 @@ fn taints(page: &mut Page) {
     page.heading(2, "Taints of devices");
     page.text(
         "Keys begin with the driver's name: `gpu.aliquot.dev/held`. A claim that tolerates `cordoned`, or a taint for the \
-         health of a GPU, is given the device all the same.",
+         health of a GPU, is given the device all the same; one that tolerates a reserved one is refused.",
     );
-    let rows = TAINTS.iter().map(|taint| [code(taint.what), phrase(taint.effect), phrase(taint.about)]);
-    page.table(["taint", "effect", "what it means"], rows.collect());
+    let reserved = |taint: &DeviceTaint| if taint.is_reserved { "yes" } else { "no" };
+    let rows = TAINTS.iter().map(|taint| {
+        [code(taint.what), phrase(taint.effect), reserved(taint).to_owned(), phrase(taint.about)]
+    });
+    page.table(["taint", "effect", "reserved", "what it means"], rows.collect());
     page.text(
         "For the [health](../health.md) of a GPU, on all of its devices but the one for administration:",
     );

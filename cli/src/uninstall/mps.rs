@@ -1,5 +1,6 @@
-//! The supervisors of MPS daemons, with which the GPU programs of their nodes' MPS claims end. So they stay where
-//! containers use our devices, as pods of nobody; elsewhere they go.
+//! The supervisors of MPS daemons. The GPU programs of MPS claims on a node end with its supervisor. So
+//! supervisors stay, without their DaemonSet, on nodes where containers use devices of this driver; on other
+//! nodes they are deleted.
 
 use super::{MPS, Uninstall, farewell};
 use anyhow::{Context, Result};
@@ -9,10 +10,10 @@ use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams, PropagationPolicy};
 use std::collections::BTreeSet;
 
-/// The component that the pods are labelled with.
+/// The labels of the pods.
 const COMPONENT: &str = "app.kubernetes.io/name=aliquot,app.kubernetes.io/component=mps";
 
-/// Deletes the DaemonSet, and its pods on nodes where no claim of ours is in use.
+/// Deletes the DaemonSet, and its pods on nodes where no claim of this driver is in use.
 pub(super) async fn leave(uninstall: &Uninstall) -> Result<()> {
     let daemons = uninstall.own::<DaemonSet>();
     if daemons.get_opt(MPS).await?.is_some()
@@ -43,7 +44,7 @@ pub(super) async fn leave(uninstall: &Uninstall) -> Result<()> {
     Ok(())
 }
 
-/// The node of a pod that has to stay. A pure function.
+/// Returns the node of a pod that has to stay; `None` if the pod can be deleted. A pure function.
 fn needed_on<'a>(pod: &Pod, nodes: &'a BTreeSet<String>) -> Option<&'a str> {
     let node = pod.spec.as_ref()?.node_name.as_ref()?;
     nodes.get(node).map(String::as_str)

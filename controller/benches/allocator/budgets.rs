@@ -2,10 +2,10 @@
 
 use crate::Figure;
 use crate::fixtures::{self, DRIVER, object};
-use aliquot_controller::act::Kept;
-use aliquot_controller::brain::{Core, Effect, Input, Seen, Settings};
-use aliquot_controller::budget::Action;
+use aliquot_allocator::budget::Action;
 use aliquot_controller::metrics::Metrics;
+use aliquot_controller::reconciler::{Effect, Input, Reconciler, Seen, Settings};
+use aliquot_controller::writer::Kept;
 use aliquot_model::layout::AllocatorMode;
 use aliquot_model::names::pool_name;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -24,7 +24,7 @@ const START: i64 = 1_800_000_000;
 
 /// A namespace with a budget, and so many claims.
 struct Cluster {
-    core: Core,
+    core: Reconciler,
     budget: DynamicObject,
     version: u64,
     now: Instant,
@@ -33,7 +33,7 @@ struct Cluster {
 impl Cluster {
     fn new(claims: usize) -> Self {
         let settings = Settings { budgets: true, ..Settings::default() };
-        let mut core = Core::new(DRIVER, settings, Arc::new(Metrics::new()));
+        let mut core = Reconciler::new(DRIVER, settings, Arc::new(Metrics::new()));
         let now = Instant::now();
         let nodes: Vec<String> = (0..claims.div_ceil(SHARES)).map(|node| format!("n{node}")).collect();
         let slices = nodes.iter().flat_map(|node| fixtures::slices(node, 8, AllocatorMode::Controller, 1));

@@ -1,8 +1,8 @@
 //! A cluster in an index: nodes as the node agent publishes them, claims that come and go.
 
 use crate::fixtures::{self, DRIVER, object};
-use aliquot_controller::decide::{Decision, LeftOut, Matcher, NoFit, Options, Plan, decide};
-use aliquot_controller::index::{FINGERPRINT, Index, ObjectKey, Pod, fingerprint};
+use aliquot_allocator::schedule::{Decision, LeftOut, Matcher, NoFit, Options, Plan, decide};
+use aliquot_allocator::snapshot::{FINGERPRINT, ObjectKey, Pod, Snapshot, fingerprint};
 use aliquot_model::layout::{AllocatorMode, GpuState};
 use aliquot_model::{GpuInfo, names};
 use k8s_openapi::api::core::v1::Node;
@@ -84,7 +84,7 @@ pub(crate) struct Published {
 pub(crate) struct Cluster {
     /// What was added, for others to decide on: nodes, slices; claims with devices.
     pub(crate) published: Option<Published>,
-    pub(crate) index: Index,
+    pub(crate) index: Snapshot,
     pub(crate) matcher: Matcher,
     pub(crate) options: Options,
     version: u64,
@@ -93,7 +93,7 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) fn new(options: Options) -> Self {
-        let mut index = Index::new(DRIVER);
+        let mut index = Snapshot::new(DRIVER);
         index.reset_classes(&fixtures::classes());
         Self { published: None, index, matcher: Matcher::new(), options, version: 0, specs: HashMap::new() }
     }

@@ -5,7 +5,7 @@ use crate::claims::{self, PROFILES, SLICES, USUAL};
 use crate::placers::{Fgd, Placer, Rule, Shipped, Simple, mask};
 use crate::random::Random;
 use crate::{Args, Figure};
-use aliquot_controller::decide::Strategy;
+use aliquot_allocator::schedule::Strategy;
 
 const GPUS: usize = 2;
 /// Claims of a case: about twice of what fits.

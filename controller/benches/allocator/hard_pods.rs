@@ -4,9 +4,9 @@
 use crate::claims::hardest;
 use crate::fixtures::{self, DRIVER, object, request, spec};
 use crate::{Figure, random::Random};
-use aliquot_controller::act::Job;
-use aliquot_controller::brain::{Core, Effect, Input, Seen, Settings};
 use aliquot_controller::metrics::Metrics;
+use aliquot_controller::reconciler::{Effect, Input, Reconciler, Seen, Settings};
+use aliquot_controller::writer::Job;
 use aliquot_model::layout::AllocatorMode;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -53,13 +53,13 @@ fn renamed(wants: &Value, number: usize) -> Value {
 }
 
 struct World {
-    core: Core,
+    core: Reconciler,
     version: u64,
 }
 
 impl World {
     fn new(nodes: usize) -> Self {
-        let mut core = Core::new(DRIVER, Settings::default(), Arc::new(Metrics::new()));
+        let mut core = Reconciler::new(DRIVER, Settings::default(), Arc::new(Metrics::new()));
         let names: Vec<String> = (0..nodes).map(|node| format!("n{node}")).collect();
         let slices = names.iter().flat_map(|node| fixtures::slices(node, 8, AllocatorMode::Controller, 1));
         let inputs = [

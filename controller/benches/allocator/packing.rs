@@ -11,7 +11,7 @@ use crate::cluster::GPUS;
 use crate::placers::{Fgd, Placer, Repacking, Rule, Shipped, Simple};
 use crate::random::Random;
 use crate::{Args, Figure};
-use aliquot_controller::decide::Strategy;
+use aliquot_allocator::schedule::Strategy;
 use std::collections::BTreeMap;
 
 /// How claims come and go.

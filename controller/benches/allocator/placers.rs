@@ -5,7 +5,7 @@ use crate::claims::{self, Mix, PROFILES, SLICES};
 use crate::cluster::{Cluster, GPUS, Shape};
 use crate::fixtures::spec;
 use crate::random::Random;
-use aliquot_controller::decide::{Decision, Options, Strategy};
+use aliquot_allocator::schedule::{Decision, Options, Strategy};
 use std::collections::BTreeMap;
 
 /// Someone who places claims.

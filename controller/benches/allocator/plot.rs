@@ -3,7 +3,7 @@
 use crate::claims::{SLICES, USUAL};
 use crate::packing::{Load, churn};
 use crate::placers::{Fgd, Placer, Rule, Shipped, Simple, fragmentation};
-use aliquot_controller::decide::Strategy;
+use aliquot_allocator::schedule::Strategy;
 use plotters::prelude::*;
 use std::path::Path;
 

@@ -2,7 +2,7 @@
 
 use crate::Figure;
 use crate::costly::{self, Costly, Upstream};
-use aliquot_controller::selector::Selector;
+use aliquot_allocator::selector::Selector;
 use std::time::{Duration, Instant};
 
 /// How often each expression is compiled and evaluated on either side; medians are compared.

@@ -5,8 +5,8 @@ use crate::cluster::{Cluster, DRIVERS, GPUS, PRODUCTS, Shape};
 use crate::fixtures::spec;
 use crate::random::Random;
 use crate::{Args, Figure};
-use aliquot_controller::brain::Settings;
-use aliquot_controller::decide::{Decision, Options, Plan};
+use aliquot_allocator::schedule::{Decision, Options, Plan};
+use aliquot_controller::reconciler::Settings;
 use std::time::{Duration, Instant};
 
 /// Part of the memory slices that is in use when decisions are timed.

@@ -13,7 +13,7 @@ use crate::fixtures::{self, request, share, spec};
 use crate::random::Random;
 use crate::rules::{Demand, Farm, Gpus, Rule};
 use crate::{Args, Figure};
-use aliquot_controller::decide::{Decision, Options};
+use aliquot_allocator::schedule::{Decision, Options};
 use aliquot_model::MigCapability;
 use std::collections::BTreeMap;
 

@@ -7,7 +7,7 @@ use crate::fixtures::{self, spec};
 use crate::random::Random;
 use crate::speed::{Times, fill};
 use crate::{Args, Figure};
-use aliquot_controller::decide::{Decision, Options};
+use aliquot_allocator::schedule::{Decision, Options};
 use serde_json::json;
 use std::io::Write;
 use std::process::{Command, Stdio};

@@ -1,10 +1,11 @@
-//! Metrics that show all of themselves: for the reference.
+//! A sample of all metrics, for the reference documentation.
 
 use super::{KindLabel, Metrics, OutcomeLabel, ReasonLabel, WriteLabels};
 
 impl Metrics {
-    /// Metrics with one series in each family: the text leaves out families without, and this is for those who want
-    /// to know which there are and what labels they have. New ones are not forgotten: a test counts them.
+    /// Returns metrics with one series in each family, because the text leaves out families without a series.
+    /// The sample shows which families there are and which labels they have. A test counts the families, so a
+    /// new one is not forgotten.
     pub fn sample() -> Self {
         let metrics = Self::new();
         drop(metrics.writes.get_or_create(&WriteLabels::default()));

@@ -1,7 +1,7 @@
-//! Which pods get the gate: a pure function of the pod and of what is known of its claims.
+//! Decides which pods get the scheduling gate: a pure function of the pod and of what is known of its claims.
 
-use crate::decide::Matcher;
-use crate::index::Class;
+use aliquot_allocator::schedule::Matcher;
+use aliquot_allocator::snapshot::Class;
 use aliquot_model::names::{POD_GROUP, SCHEDULING_GATE};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaimSpec;
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 /// What is known of one of a pod's claims.
 #[derive(Debug, Clone, PartialEq)]
 pub enum KnownClaim {
-    /// It asks for this.
+    /// The spec of the claim, which is not allocated yet.
     Asks(ResourceClaimSpec),
-    /// It is allocated: nothing is left to wait for.
+    /// The claim is allocated: the pod need not wait for it.
     Allocated,
-    /// Neither claim nor template is there, or the API did not answer. The pod cannot start before
-    /// it is, so the gate costs nothing, and the controller lifts it when it knows better.
+    /// Neither claim nor template exists, or the API server did not answer. The pod cannot start before they
+    /// exist, so the gate costs nothing, and the controller removes it once it knows better.
     Unknown,
 }
 
@@ -24,11 +24,11 @@ pub enum KnownClaim {
 pub enum Verdict {
     /// Set the gate.
     Gate,
-    /// Leave it as it is.
+    /// Leave the pod as it is.
     Leave,
 }
 
-/// Whether a pod can wait at all: it is not bound already, and does not have the gate.
+/// Returns true if a pod can wait at all: it is not bound and does not have the gate.
 pub(super) fn may_wait(pod: &Pod) -> bool {
     let Some(spec) = &pod.spec else { return false };
     let bound = spec.node_name.as_deref().is_some_and(|node| !node.is_empty());
@@ -36,8 +36,8 @@ pub(super) fn may_wait(pod: &Pod) -> bool {
     !bound && !gated
 }
 
-/// Whether a pod is to wait for us. Pods that are bound already, and pods that have the gate, are
-/// left alone.
+/// Decides whether a pod must wait for this driver. Pods that are bound already or have the gate are left
+/// alone.
 pub fn needs_gate(
     pod: &Pod,
     claims: &[KnownClaim],
@@ -48,7 +48,7 @@ pub fn needs_gate(
     if !may_wait(pod) {
         return Verdict::Leave;
     }
-    // A class that is not there yet may become one of ours.
+    // A class that does not exist yet may become one of this driver.
     let mut ours = |name: &str| class(name).is_none_or(|class| matcher.may_select(driver, &class));
     let wanted = claims.iter().any(|claim| match claim {
         KnownClaim::Unknown => true,
@@ -67,7 +67,8 @@ pub fn needs_gate(
     if wanted { Verdict::Gate } else { Verdict::Leave }
 }
 
-/// Operations that note the PodGroup that a pod's spec names: the controller reads annotations only.
+/// Returns the JSON patch operations that copy the PodGroup of a pod's spec into an annotation, because the
+/// controller reads only annotations.
 pub(super) fn note_group(pod: &Value) -> Vec<Value> {
     let Some(group) = pod.pointer("/spec/schedulingGroup/podGroupName").and_then(Value::as_str) else {
         return Vec::new();
@@ -81,7 +82,7 @@ pub(super) fn note_group(pod: &Value) -> Vec<Value> {
     operations
 }
 
-/// The JSON patch that sets the gate.
+/// Returns the JSON patch that sets the gate.
 pub(super) fn patch(pod: &Pod) -> Value {
     let gate = json!({"name": SCHEDULING_GATE});
     let has_gates = pod.spec.as_ref().is_some_and(|spec| spec.scheduling_gates.is_some());
@@ -111,7 +112,7 @@ mod tests {
             selectors: vec![Some(Arc::from(expression))],
             config: Vec::new(),
             extended_resource: None,
-            hold: crate::hold::Wish::default(),
+            hold: aliquot_allocator::hold::Wish::default(),
             node_strategy: None,
             gpu_strategy: None,
         })

@@ -1,5 +1,5 @@
-//! Whose certificates callers have to show: the authorities in `--client-ca-file`, which is read anew while the webhook
-//! is served, as authorities change. What cannot be read changes nothing.
+//! The authorities whose certificates callers must show: `--client-ca-file`, which is read again while the
+//! webhook is served, because authorities change. A file that cannot be read changes nothing.
 
 use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// The authorities at the moment; none if whoever reaches the port may ask.
+/// The current authorities; `None` if everybody who reaches the port may ask.
 pub(super) type Callers = watch::Receiver<Option<Arc<RootCertStore>>>;
 
 /// The file, as it was read last.
@@ -22,10 +22,10 @@ pub(super) struct CallersFile {
 }
 
 impl CallersFile {
-    /// Reads it for the first time.
+    /// Reads the file for the first time.
     ///
     /// # Errors
-    /// If there is no authority in it; the error names it.
+    /// If the file has no authority; the error names the file.
     pub(super) fn open(path: PathBuf) -> std::io::Result<Self> {
         let mut file = Self { path, text: Vec::new(), callers: watch::Sender::new(None) };
         file.take(std::fs::read(&file.path))?;
@@ -36,7 +36,7 @@ impl CallersFile {
         self.callers.subscribe()
     }
 
-    /// Reads it again and again until `stop`.
+    /// Reads the file again at each interval until `stop`.
     pub(super) async fn run(mut self, interval: Duration, stop: CancellationToken) {
         loop {
             tokio::select! {
@@ -51,10 +51,10 @@ impl CallersFile {
         }
     }
 
-    /// Reads it again. Returns whether it says something else.
+    /// Reads the file again. Returns true if its content has changed.
     ///
     /// # Errors
-    /// As [`Self::open`]; the authorities are those from before then.
+    /// As [`Self::open`]; then the authorities stay as they were.
     pub(super) async fn look(&mut self) -> std::io::Result<bool> {
         let text = tokio::fs::read(&self.path).await;
         self.take(text)
@@ -79,7 +79,7 @@ impl CallersFile {
     }
 }
 
-/// What a file says.
+/// Returns the authorities in a PEM file.
 fn authorities(text: &[u8]) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(text) {

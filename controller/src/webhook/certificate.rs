@@ -1,9 +1,9 @@
 //! The webhook's own certificate: an authority that signs one leaf and is thrown away.
 //!
-//! Authority and leaf are renewed together, after two thirds of their time. The bundle that the API
-//! server gets holds the previous authority too, so that replicas that still serve the old leaf are
-//! trusted until they serve the new one, which they do when the API server has had time to learn of it.
-//! Nothing that could sign another certificate is stored.
+//! Authority and leaf are renewed together, after two thirds of their life. The bundle that the API server
+//! gets also contains the previous authority, so that replicas that still serve the old leaf stay trusted.
+//! They serve the new leaf once the API server has had time to learn of the new authority. Nothing that could
+//! sign another certificate is stored.
 
 use aliquot_model::names::{
     CERTIFICATE_EXPIRES as EXPIRES, CERTIFICATE_MADE as MADE, CERTIFICATE_NAMES as NAMES,
@@ -23,45 +23,46 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long those last that do not say.
+/// The life of certificates whose Secret does not state when they expire.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
-/// Clocks that are behind ours take it for valid too.
+/// How far before now a certificate becomes valid, for clients whose clocks are behind.
 const BEHIND: Duration = Duration::from_secs(24 * 3600);
 
 const CA: &str = "ca.crt";
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
 
-/// What is served, and what the API server must trust.
+/// The certificate that is served, and the authorities that the API server must trust.
 #[derive(Debug, Clone)]
 pub struct Certificate {
     /// Leaf and key.
     pub key: Arc<CertifiedKey>,
-    /// Authorities, PEM.
+    /// Authorities, in PEM.
     pub bundle: String,
     made: Timestamp,
     expires: Timestamp,
     names: String,
 }
 
-/// Why there is no certificate.
+/// The reason why there is no certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
-    /// The Secret is not one of ours, or damaged.
+    /// The Secret was not written by this driver, or is damaged.
     #[error("Secret {name} has no usable {what}; delete it and a new one is made")]
     Unusable {
-        /// Name of the Secret.
+        /// The name of the Secret.
         name: String,
-        /// What is wrong.
+        /// The unusable part.
         what: String,
     },
-    /// Making one failed.
+    /// Making a certificate failed.
     #[error("making a certificate: {0}")]
     Making(#[from] rcgen::Error),
 }
 
 impl Certificate {
-    /// Reads what the replicas share.
+    /// Reads the certificate from the Secret that the replicas share. Returns an error that names the
+    /// unusable part.
     pub fn read(secret: &Secret) -> Result<Self, CertificateError> {
         let name = secret.metadata.name.clone().unwrap_or_default();
         let fail = |what: &str| CertificateError::Unusable { name: name.clone(), what: what.to_owned() };
@@ -97,12 +98,13 @@ impl Certificate {
         })
     }
 
-    /// Whether it has to be made anew: it is for other names, or no longer fresh.
+    /// Returns true if the certificate has to be renewed: it is for other names, or no longer fresh.
     pub fn is_stale(&self, names: &[String], life: Duration, now: Timestamp) -> bool {
         self.fresh_for(life, now).is_zero() || self.names != names.join(",")
     }
 
-    /// How much there is left of two thirds of its time, or of the time that certificates are to last now.
+    /// Returns what is left of two thirds of the certificate's life, or of the life that is configured now if
+    /// that is shorter.
     pub fn fresh_for(&self, life: Duration, now: Timestamp) -> Duration {
         let own = self.expires.duration_since(self.made).unsigned_abs();
         let age = now.duration_since(self.made);
@@ -110,13 +112,13 @@ impl Certificate {
         (life.min(own) / 3 * 2).saturating_sub(age)
     }
 
-    /// Whether who trusts this bundle accepts another certificate.
+    /// Returns true if a client that trusts this bundle accepts another certificate.
     pub(super) fn vouches_for(&self, other: &Self) -> bool {
         first_certificate(&other.bundle).is_some_and(|authority| self.bundle.contains(authority))
     }
 }
 
-/// A new certificate for these names that lasts so long, as the Secret in which the replicas share it. The
+/// Makes a certificate for these names with this life, as the Secret in which the replicas share it. The
 /// first authority of the previous bundle stays trusted.
 pub(super) fn make(
     name: &str,
@@ -130,7 +132,7 @@ pub(super) fn make(
         let what = "time: the clock is far off".to_owned();
         return Err(CertificateError::Unusable { name: name.to_owned(), what });
     };
-    // rcgen's own type for points in time, which only its functions name.
+    // rcgen has its own type for points in time, which only its functions name.
     let date = |at: Timestamp| {
         let seconds = u64::try_from(at.as_second()).unwrap_or(0);
         rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds)
@@ -148,7 +150,7 @@ pub(super) fn make(
 
     let mut leaf = CertificateParams::new(names.to_vec())?;
     let common = names.first().map_or("aliquot-webhook", String::as_str);
-    // Common names are at most 64 bytes; the alternative names are what counts.
+    // Common names are at most 64 bytes; only the alternative names count.
     leaf.distinguished_name
         .push(DnType::CommonName, common.get(..common.len().min(64)).unwrap_or("aliquot-webhook"));
     leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -188,7 +190,7 @@ pub(super) fn make(
 fn first_certificate(bundle: &str) -> Option<&str> {
     const END: &str = "-----END CERTIFICATE-----";
     let end = bundle.find(END)? + END.len();
-    // The line's end belongs to it.
+    // The line break at the end belongs to the certificate.
     let end = bundle.get(end..)?.find('\n').map_or(end, |newline| end + newline + 1);
     bundle.get(..end)
 }

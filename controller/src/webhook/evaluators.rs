@@ -1,46 +1,48 @@
-//! Where selectors are evaluated for reviews: on threads of their own, few at a time, a part of them for each
-//! origin (a namespace, as one sender names it), and never longer than a review lasts.
+//! Evaluates selectors for reviews: on separate threads, a few at a time, with a limited part for each origin
+//! (a namespace, as one sender names it), and never longer than a review lasts.
 //!
-//! The threads that speak TLS and HTTP only wait. Whoever has a turn has a matcher to itself, so nobody waits for a
-//! lock while somebody evaluates.
+//! The threads that serve TLS and HTTP only wait. Each turn has a matcher to itself, so nobody waits for a
+//! lock during an evaluation.
 
-use crate::decide::Matcher;
-use crate::selector::Selectors;
-use crate::turns::{Gate, Room};
+use crate::fair_permits::{Gate, Room};
+use aliquot_allocator::clock::{Clock, Deadline};
+use aliquot_allocator::schedule::Matcher;
+use aliquot_allocator::selector::Selectors;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Evaluations at a time, in all.
+/// The most evaluations at the same time.
 const AT_A_TIME: usize = 4;
-/// Of these for one origin.
+/// The part of them that one origin may use.
 const AT_A_TIME_OF_ONE: usize = 1;
-/// Reviews that wait for their turn.
+/// The most reviews that wait for their turn.
 const ROOM: Room = Room { part: 128, all: 1024 };
 /// Memory for compiled expressions, in bytes.
 const COMPILED: usize = 32 << 20;
-/// Memory for the answers for layouts that each matcher keeps, and as much for those for devices, in bytes.
+/// Memory that each matcher keeps for answers about layouts, and the same again for answers about devices, in
+/// bytes.
 const ANSWERS: usize = 8 << 20;
 
-/// Why a review got no answer.
+/// The reason why a review got no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Unchecked {
-    /// Its time was up; within this expression, if it was within one.
+    /// Time was up; within this expression, if it was within one.
     Late(Option<Arc<str>>),
-    /// Too many waited before it.
+    /// Too many reviews waited before it.
     Crowded,
-    /// The reviews under way take all the memory that there is for them.
+    /// The reviews under way use all the memory for reviews.
     OutOfMemory,
-    /// It takes more memory than one review may.
+    /// The review needs more memory than one review may use.
     TooLarge,
     /// The evaluation ended in a panic.
     Broken,
-    /// What it is checked against was not read from the API yet.
+    /// The objects that it is checked against were not read from the API yet.
     Unlisted,
 }
 
 impl Unchecked {
-    /// The label of the metric.
+    /// Returns the label of the metric.
     pub(super) const fn reason(&self) -> Reason {
         match self {
             Self::Late(_) => Reason::Deadline,
@@ -53,7 +55,7 @@ impl Unchecked {
     }
 }
 
-/// Declares the labels of the metric, each once, so that all of them can be told.
+/// Declares the labels of the metric, each once, so that all of them can be listed.
 macro_rules! reasons {
     ($($reason:ident = $label:literal),+ $(,)?) => {
         /// The label of the metric of unchecked reviews.
@@ -66,7 +68,7 @@ macro_rules! reasons {
             /// Every label, so that it is there before anything was counted.
             pub(super) const ALL: &[Self] = &[$(Self::$reason),+];
 
-            /// As it is written.
+            /// Returns the label as it is written in the metric.
             pub(super) const fn label(self) -> &'static str {
                 match self {
                     $(Self::$reason => $label),+
@@ -85,7 +87,7 @@ reasons! {
     NotListed = "not-listed",
 }
 
-/// How long a review lasts.
+/// The time limit of a review.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Time {
     until: Instant,
@@ -93,31 +95,31 @@ pub(super) struct Time {
 }
 
 impl Time {
-    /// From now on.
+    /// Returns a time limit that begins now.
     pub(super) fn from_now(limit: Duration) -> Self {
         Self { until: Instant::now() + limit, limit }
     }
 
-    /// When it is over.
+    /// Returns the end of the review.
     pub(super) fn until(self) -> tokio::time::Instant {
         self.until.into()
     }
 
-    /// When an evaluation that begins now is over, while so many namespaces wait.
+    /// Returns the end of an evaluation that begins now, while `waiting` namespaces wait.
     fn of_evaluation(self, waiting: usize) -> Instant {
         self.until.min(Instant::now() + part(self.limit, waiting))
     }
 }
 
-/// How long an evaluation may take while so many namespaces wait. They take turns, so the last of them waits for those
-/// that have begun, a third of a review's time at most, and for one evaluation of each of the others, another third,
-/// however many they are; the rest is its own.
+/// Returns how long an evaluation may take while `waiting` namespaces wait. Namespaces take turns. The last
+/// of them waits for the evaluations that have begun, at most a third of a review's time, and for one
+/// evaluation of each of the others, another third, however many there are. The rest is its own.
 fn part(limit: Duration, waiting: usize) -> Duration {
     let rounds = u32::try_from(waiting.div_ceil(AT_A_TIME)).unwrap_or(u32::MAX);
     limit / 3 / rounds.saturating_add(1)
 }
 
-/// The evaluators. Clones are the same ones.
+/// The evaluators. Clones share their state.
 #[derive(Clone)]
 pub(super) struct Evaluators {
     gate: Gate,
@@ -126,7 +128,7 @@ pub(super) struct Evaluators {
 }
 
 impl Evaluators {
-    /// With nothing to do yet.
+    /// Returns evaluators with nothing to do yet.
     pub(super) fn new() -> Self {
         Self {
             gate: Gate::new(AT_A_TIME, AT_A_TIME_OF_ONE),
@@ -135,17 +137,17 @@ impl Evaluators {
         }
     }
 
-    /// A matcher for what needs no evaluation, and so no turn.
+    /// Returns a matcher for work that needs no evaluation, and so no turn.
     pub(super) fn matcher(&self) -> Matcher {
         Matcher::sharing(self.selectors.clone()).within(ANSWERS)
     }
 
-    /// What is evaluated when it is the lane's turn, see [`super::origin::Origin::lane`]. It is told when to end by its matcher; whoever waits for it
-    /// does not wait for it to hear that.
+    /// Runs an evaluation when it is the turn of the lane, see [`super::origin::Origin::lane`]. The
+    /// evaluation learns from its matcher when it must end; the caller does not wait for it beyond the end of
+    /// the review.
     ///
     /// # Errors
-    ///
-    /// Why there is no answer, or what the evaluation itself says.
+    /// If there is no answer, with the reason, or if the evaluation itself returns an error.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         lane: &Arc<str>,
@@ -156,10 +158,13 @@ impl Evaluators {
             let pass = self.gate.enter_within(lane, ROOM).await.ok_or(Unchecked::Crowded)?;
             let (idle, fresh, gate) = (self.idle.clone(), self.matcher(), self.gate.clone());
             let work = tokio::task::spawn_blocking(move || {
-                // The turn is over when the thread is free again, whoever still waits for the answer.
+                // The turn ends when the thread is free again, even if nobody waits for the answer any more.
                 let _pass = pass;
                 let mut matcher = idle.lock().pop().unwrap_or(fresh);
-                matcher.set_until(Some(time.of_evaluation(gate.waiting())));
+                matcher.set_until(Some(Deadline::new(
+                    Clock::new(Instant::now),
+                    time.of_evaluation(gate.waiting()),
+                )));
                 let answer = evaluate(&mut matcher);
                 let given_up = matcher.take_given_up();
                 let answer = match answer {

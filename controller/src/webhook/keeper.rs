@@ -1,12 +1,12 @@
-//! Looks after the certificate: the Secret that the replicas share, its renewal, and the authority
-//! in the webhook's configuration.
+//! Maintains the certificate: the Secret that the replicas share, its renewal, and the authority in the
+//! webhook's configurations.
 
 use super::Config;
 use super::certificate::{self, Certificate};
 use super::snapshot::SnapshotStore;
-use crate::act::{FIELD_MANAGER, creation};
-use crate::budget::admission::Watched;
 use crate::http::Health;
+use crate::webhook::budgets::Watched;
+use crate::writer::{FIELD_MANAGER, creation};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
@@ -23,13 +23,13 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Until API servers have heard of a new authority.
+/// The time that API servers get to learn of a new authority.
 const SPREAD: Duration = Duration::from_secs(10);
 
-/// Between two looks, at least.
+/// The shortest time between two looks.
 const LEAST: Duration = Duration::from_millis(500);
 
-/// The certificate that is served, once there is one.
+/// The certificate that is served; `None` until there is one.
 pub(super) type Current = watch::Receiver<Option<Arc<Certificate>>>;
 
 pub(super) struct Keeper {
@@ -41,8 +41,9 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// `snapshots` and `budgets` are what decides on checks, gates and priorities: who asks before they are complete gets
-    /// none. What else reviews look at, the controller looks at again.
+    /// Returns a keeper. The replica becomes ready when `snapshots` and `budgets` are complete: checks, gates
+    /// and priorities depend on them, and a review before that time gets none. Everything else in a review is
+    /// checked again by the controller.
     pub(super) fn new(
         client: Client,
         config: Config,
@@ -94,7 +95,8 @@ impl Keeper {
         }
     }
 
-    /// What is served may be from a time when certificates lasted for less.
+    /// Returns how long the served certificate is still fresh. It may be from a time when certificates had a
+    /// shorter life.
     fn fresh_for(&self) -> Duration {
         let served = self.current.borrow();
         let fresh =
@@ -102,8 +104,8 @@ impl Keeper {
         served.as_ref().map_or(Duration::ZERO, fresh)
     }
 
-    /// Serves the shared certificate, and announces its authority. The other way round where another one is
-    /// served that stays trusted: API servers hear of the new authority a little later.
+    /// Serves the shared certificate, then announces its authority. If another certificate is served that
+    /// stays trusted, the order is reversed: API servers learn of the new authority with a delay.
     async fn look_after(&self) -> anyhow::Result<()> {
         let certificate = Arc::new(self.certificate().await?);
         let served = self.current.borrow().clone();
@@ -120,8 +122,8 @@ impl Keeper {
         self.announce(&certificate.bundle).await
     }
 
-    /// The shared certificate; makes or renews it. Of several replicas that try, one succeeds, and
-    /// the others read what it wrote.
+    /// Returns the shared certificate; makes or renews it if necessary. Of several replicas that try, one
+    /// succeeds, and the others read what it wrote.
     async fn certificate(&self) -> anyhow::Result<Certificate> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.config.namespace);
         let (name, namespace, names) = (&self.config.secret, &self.config.namespace, &self.config.names);
@@ -153,7 +155,7 @@ impl Keeper {
         anyhow::bail!("Secret {namespace}/{name} changes all the time")
     }
 
-    /// Puts the authorities into the configurations, which the chart makes.
+    /// Writes the authorities into the webhook configurations, which the chart creates.
     async fn announce(&self, bundle: &str) -> anyhow::Result<()> {
         let mutating: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
         self.announce_in(&mutating, bundle, |configuration| {

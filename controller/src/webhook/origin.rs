@@ -1,14 +1,15 @@
-//! Where a review comes from.
+//! The origin of a review.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// Who sent a request.
+/// The sender of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Peer(pub(super) IpAddr);
 
-/// Who sent a review, and which namespace it names. Whoever reaches the port can name any, so what a namespace may have
-/// is a part of what its sender may: another sender takes nothing of it.
+/// The sender of a review, and the namespace that the review names. Every sender that reaches the port can
+/// name any namespace, so the limits of a namespace are a part of its sender's limits: another sender takes
+/// nothing of them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Origin<'n> {
     pub(super) peer: Peer,
@@ -16,7 +17,7 @@ pub(super) struct Origin<'n> {
 }
 
 impl Origin<'_> {
-    /// In whose turn it is looked at.
+    /// Returns the lane in whose turns the review is looked at.
     pub(super) fn lane(self) -> Arc<str> {
         format!("{} {}", self.peer.0, self.namespace).into()
     }

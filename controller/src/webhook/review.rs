@@ -1,15 +1,15 @@
-//! AdmissionReviews, in and out.
+//! Reads AdmissionReviews and writes their answers.
 
 use super::FailurePolicy;
 use super::admission::{self, Verdict};
 use super::evaluators::{Time, Unchecked};
 use super::origin::{Origin, Peer};
 use super::reviewer::Reviewer;
-use crate::budget::admission::{Lowered, Watched};
-use crate::govern::Judgement;
-use crate::hold::Wish;
 use crate::metrics::Metrics;
-use crate::selector;
+use crate::webhook::budgets::{Lowered, Watched};
+use aliquot_allocator::admission::Judgement;
+use aliquot_allocator::hold::Wish;
+use aliquot_allocator::selector;
 use aliquot_model::names::HOLD_OF;
 use axum::extract::State;
 use axum::{Extension, Json};
@@ -23,14 +23,15 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The API server cuts warnings off after 256 bytes; this is left for an expression, in bytes.
+/// The longest expression in a warning, in bytes: the API server cuts warnings off after 256 bytes, and this
+/// is what the rest of the text leaves.
 const LONGEST_EXPRESSION: usize = 48;
 
-/// A claim that was not expanded, and what to do about it.
+/// Texts for a claim that was not expanded: the result, and what to do about it.
 const UNEXPANDED: &str = "no larger profiles are considered for it";
 const EXPAND: &str = "if the profile that it asks for is free nowhere, delete and create it again";
 
-/// What requests are answered from.
+/// The state from which requests are answered.
 #[derive(Clone)]
 pub(super) struct App {
     pub(super) reviewer: Reviewer,
@@ -39,14 +40,14 @@ pub(super) struct App {
     pub(super) budgets: Option<Watched>,
     pub(super) substitution: bool,
     pub(super) elastic: bool,
-    /// How long a review may take.
+    /// The time limit of a review.
     pub(super) deadline: Duration,
-    /// What becomes of objects that could not be checked by then.
+    /// What becomes of objects that could not be checked within the time limit.
     pub(super) failure: FailurePolicy,
 }
 
 impl App {
-    /// What was found out; what could not be is told, and counted.
+    /// Returns the result of a review; a missing result is counted, and its reason is returned as text.
     fn found<T>(&self, result: Result<T, Unchecked>) -> Result<T, String> {
         result.map_err(|unchecked| {
             self.metrics.unchecked(unchecked.reason().label());
@@ -72,7 +73,7 @@ impl App {
         })
     }
 
-    /// The answer about an object that was checked, or was not.
+    /// Returns the answer about an object, whether it could be checked or not.
     fn answer(&self, judgement: Result<Judgement, Unchecked>) -> Response {
         let why = match self.found(judgement) {
             Ok(judgement) => return Response::of(judgement),
@@ -139,7 +140,7 @@ impl Response {
     }
 }
 
-/// The answer to a review of which no more was read than its UID.
+/// Returns the answer to a review of which only the UID was read.
 pub(super) fn not_read(app: &App, path: &str, uid: &str, why: Unchecked) -> Json<Value> {
     let warn = |what: &str| match app.found::<()>(Err(why.clone())) {
         Ok(()) => Response::allow(None),
@@ -157,7 +158,8 @@ pub(super) fn not_read(app: &App, path: &str, uid: &str, why: Unchecked) -> Json
     response.to(&json!({"request": {"uid": uid}}))
 }
 
-/// Whatever cannot be understood is let through as it is: the API server has checked its form.
+/// Answers reviews of pods. An object that cannot be understood is let through unchanged, because the API
+/// server has checked its form.
 pub(super) async fn mutate_pods(
     State(app): State<App>,
     Extension(peer): Extension<Peer>,
@@ -184,13 +186,14 @@ pub(super) async fn mutate_pods(
     Response { warnings, ..Response::allow(patch.as_ref()) }.to(&review)
 }
 
-/// Claims whose requests a larger profile may satisfy. Without an answer in time a claim asks for what it says.
+/// Answers reviews of claims whose requests a larger profile may satisfy. If there is no answer in time, the
+/// claim is not expanded.
 pub(super) async fn mutate_claims(
     State(app): State<App>,
     Extension(peer): Extension<Peer>,
     Json(review): Json<Value>,
 ) -> Json<Value> {
-    // A hold claim asks for what was given already.
+    // A hold claim requests what was allocated already.
     let is_hold =
         |claim: &&Value| claim.pointer("/metadata/annotations").is_some_and(|all| all.get(HOLD_OF).is_some());
     let Some(claim) = review.pointer("/request/object").filter(|claim| app.substitution && !is_hold(claim))
@@ -205,7 +208,7 @@ pub(super) async fn mutate_claims(
     .to(&review)
 }
 
-/// Wishes of claims for more or less of their shares.
+/// Answers reviews of the limits that claims request for their shares.
 pub(super) async fn validate_limits(State(app): State<App>, Json(review): Json<Value>) -> Json<Value> {
     let claim = object::<ResourceClaim>(&review).filter(|_| app.elastic);
     let errors = claim.map(|claim| app.reviewer.judge_limits(&claim)).unwrap_or_default();
@@ -215,7 +218,7 @@ pub(super) async fn validate_limits(State(app): State<App>, Json(review): Json<V
     Response::of(Judgement { errors, warnings: Vec::new() }).to(&review)
 }
 
-/// Claims, templates and classes.
+/// Answers reviews of claims, templates and classes.
 pub(super) async fn validate(
     State(app): State<App>,
     Extension(peer): Extension<Peer>,
@@ -228,7 +231,7 @@ pub(super) async fn validate(
     let (reviewer, origin) = (&app.reviewer, origin(peer, &review));
     let time = Time::from_now(app.deadline);
     let judgement = match kind {
-        // Its spec does not change, and what was wrong with it before must stay changeable.
+        // The spec of a claim does not change, and a claim with an old mistake must stay changeable.
         "ResourceClaim" if is_update(&review) => object::<ResourceClaim>(&review).map(|claim| {
             let before = at::<ResourceClaim>(&review, "/request/oldObject").unwrap_or_default();
             let mut errors = Wish::read(claim.metadata.annotations.as_ref()).mistakes;
@@ -257,7 +260,7 @@ pub(super) async fn validate(
         "DeviceClass" => match object::<DeviceClass>(&review) {
             Some(class) => {
                 let judgement = reviewer.judge_class(origin, class.spec, time).await;
-                // Changes of a class are looked at too, and one that is there must stay changeable.
+                // Changes of a class are checked too, and an existing class must stay changeable.
                 let mistakes = Wish::read(class.metadata.annotations.as_ref()).mistakes;
                 Some(judgement.map(|mut judgement| {
                     judgement.warnings.extend(mistakes);
@@ -278,7 +281,7 @@ pub(super) async fn validate(
     app.answer(judgement).to(&review)
 }
 
-/// With what is wrong whether the rest could be checked or not.
+/// Adds mistakes to a judgement; they count even if the rest could not be checked.
 fn with(mistakes: Vec<String>, judgement: Result<Judgement, Unchecked>) -> Result<Judgement, Unchecked> {
     match judgement {
         Ok(mut judgement) => {

@@ -1,14 +1,16 @@
-//! A bound on the memory of all reviews together, from the first byte of a body to the answer.
+//! Limits the memory of all reviews together, from the first byte of a body to the answer.
 //!
-//! Whoever reaches the port can send reviews, many at a time, and text becomes much more when it is read: two bytes
-//! can be an object of its own. So reviews are charged for what they can become, before they are read. What is beyond
-//! the bound is not read; its answer is that it was not checked.
+//! Everybody who reaches the port can send reviews, many at a time, and text grows when it is read: two bytes
+//! can be an object of their own. So a review is charged for what it can become, before it is read. A review
+//! beyond the limit is not read, and its answer is that it was not checked.
 //!
-//! A body is charged for its bytes while it comes in, and for what it can become once it is whole and says for which
-//! namespace it is. All but a quarter is for peers that have at most half each of what the others leave, and of a
-//! peer's reviews those of one namespace may have an eighth of all; the quarter is for reviews of peers that have little.
-//! Where that is not enough, bodies that are not whole give way: the largest of those who have most of them, to peers
-//! that have less. So whoever writes reviews, or makes the API server send some, leaves room for the others'.
+//! A body is charged for its bytes while it comes in. Once it is complete and names its namespace, it is
+//! charged for what it can become. Three quarters of the memory are for peers that have at most half each of
+//! what the others leave; the last quarter is for reviews of peers that have little. Among a peer's reviews,
+//! those of one namespace may have an eighth of all memory. Where that is not enough, incomplete bodies give
+//! way to peers that have less in incomplete bodies: the largest body of the peer with the most goes first.
+//! So a sender of reviews, or a user who makes the API server send some, leaves room for the reviews of
+//! others.
 
 use super::evaluators::Unchecked;
 use super::origin::Peer;
@@ -28,46 +30,48 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// A body, in bytes: a review has an object twice, and etcd takes 1.5 MiB.
+/// The longest body, in bytes: a review contains an object twice, and etcd accepts 1.5 MiB.
 pub(super) const BODY: usize = 4 << 20;
-/// What all reviews are charged for at most, and those of one origin, or one, in bytes. Evaluations that go on after
-/// their review was answered hold four reviews more at most.
+/// The most bytes that all reviews are charged for, and the most of one origin or one review. Evaluations
+/// that go on after their review was answered hold at most four further reviews.
 const ALL: usize = 128 << 20;
 const ONE: usize = ALL / 8;
-/// How long a body may take to come in: the API server itself waits no longer than `timeoutSeconds`, 5 s in the chart.
+/// The longest time in which a body may come in: the API server itself waits no longer than `timeoutSeconds`,
+/// which is 5 s in the chart.
 const WITHIN: Duration = Duration::from_secs(5);
-/// What a byte of a body is charged for while it comes in: the buffer may be twice as large.
+/// The charge for a byte of a body while it comes in: the buffer may be twice as large.
 const BUFFERED: usize = 2;
-/// What a byte of text is charged for: the body and the buffer that it is read into, strings, and copies of them.
+/// The charge for a byte of text: the body and the buffer that it is read into, strings, and copies of them.
 const BYTE: usize = 4;
-/// What an object, and an element of a list or an object, can take once they are read: a map's node, and what the API's
-/// structs are besides: a Container is the largest, with 2.1 KiB.
+/// The charge for an object, and for an element of a list or an object, once they are read: the node of a
+/// map, and the API's structs, of which Container is the largest with 2.1 KiB.
 const OBJECT: usize = 4096;
 const ELEMENT: usize = 256;
-/// What is looked at of a review that is not read: the API server writes its UID first.
+/// The part of an unread review in which the UID is looked for, in bytes: the API server writes the UID
+/// first.
 const HEAD: usize = 4096;
 
-/// How much memory reviews may take. Clones are the same one.
+/// The memory of reviews. Clones share their state.
 #[derive(Debug, Clone)]
 pub(super) struct ReviewMemory {
     all: usize,
     used: Arc<Mutex<Used>>,
 }
 
-/// What reviews are charged for, by who sent them.
+/// The charges of reviews, by sender.
 #[derive(Debug, Default)]
 struct Used {
     next: u64,
     peers: HashMap<Peer, Held>,
 }
 
-/// What the reviews of one peer are charged for.
+/// The charges of one peer's reviews.
 #[derive(Debug, Default)]
 struct Held {
     bytes: usize,
-    /// Those that are whole, by the namespace that they name.
+    /// The charges of complete reviews, by the namespace that they name.
     namespaces: HashMap<String, usize>,
-    /// Those that are coming in, and what they are charged for together.
+    /// The bodies that are coming in; `coming_in` is their total charge.
     bodies: BTreeMap<u64, Incoming>,
     coming_in: usize,
 }
@@ -76,11 +80,11 @@ struct Held {
 #[derive(Debug)]
 struct Incoming {
     bytes: usize,
-    /// Tells it that its memory is another's.
+    /// Cancelled when the body's memory is given to another peer.
     displaced: CancellationToken,
 }
 
-/// Whether a peer may have so much of all, given what the others have.
+/// Returns true if a peer may have `own` bytes of all, given what the others have.
 const fn fits(all: usize, others: usize, own: usize) -> bool {
     own <= (all / 4 * 3).saturating_sub(others) / 2 || own <= all / 128 && others + own <= all
 }
@@ -90,8 +94,8 @@ impl Used {
         self.peers.iter().filter(|(other, _)| **other != peer).map(|(_, held)| held.bytes).sum()
     }
 
-    /// Takes memory from bodies that are coming in until there is room for what a peer has then: `own` in all,
-    /// `coming_in` of it in bodies that are coming in as well. Takes nothing where that would not be enough.
+    /// Takes memory from incoming bodies until there is room for what the peer will have: `own` in total, of
+    /// which `coming_in` in incoming bodies. Takes nothing and returns false if that would not be enough.
     fn make_room(&mut self, all: usize, peer: Peer, own: usize, coming_in: usize) -> bool {
         let more = |(other, held): &(&Peer, &mut Held)| **other != peer && held.coming_in > coming_in;
         let theirs: usize = self.peers.iter_mut().filter(more).map(|(_, held)| held.coming_in).sum();
@@ -110,7 +114,7 @@ impl Used {
         true
     }
 
-    /// Charges a peer for so much instead of so much; `coming_in` is what it has in bodies that are coming in then.
+    /// Charges a peer `bytes` in place of `instead`; `coming_in` is what it will have in incoming bodies.
     fn charge(
         &mut self,
         all: usize,
@@ -136,12 +140,12 @@ impl Default for ReviewMemory {
 }
 
 impl ReviewMemory {
-    /// So much for all.
+    /// Returns a memory with a limit of `all` bytes.
     pub(super) fn of(all: usize) -> Self {
         Self { all, used: Arc::default() }
     }
 
-    /// What reviews are charged for now.
+    /// Returns the current charge of all reviews, in bytes.
     #[cfg(test)]
     pub(super) fn used(&self) -> usize {
         self.used.lock().peers.values().map(|held| held.bytes).sum()
@@ -157,20 +161,21 @@ impl ReviewMemory {
     }
 }
 
-/// What one review is charged for, as long as it lives.
+/// The charge of one review, for as long as this value lives.
 #[derive(Debug)]
 struct Charge {
     memory: ReviewMemory,
     peer: Peer,
     number: u64,
-    /// Its memory is another's: while it comes in alone.
+    /// Cancelled when the memory of the review is given to another peer, which happens only while its body
+    /// comes in.
     displaced: CancellationToken,
-    /// The namespace that it names, and what it is charged for, once it is whole.
+    /// The namespace that the review names, and its charge, once its body is complete.
     whole: Option<(String, usize)>,
 }
 
 impl Charge {
-    /// Charges so much in all from now on, while the body comes in.
+    /// Sets the total charge of an incoming body to `bytes`. Returns an error if there is no memory for it.
     fn be(&mut self, bytes: usize) -> Result<(), Unchecked> {
         if bytes > ONE {
             return Err(Unchecked::TooLarge);
@@ -187,13 +192,13 @@ impl Charge {
         Ok(())
     }
 
-    /// Charges for a whole body.
+    /// Charges for a complete body. Returns an error if there is no memory for it.
     fn read(&mut self, text: &[u8]) -> Result<(), Unchecked> {
         let bytes = weight(text);
         if bytes > ONE {
             return Err(Unchecked::TooLarge);
         }
-        // What is of no namespace has a part of its own.
+        // Reviews without a namespace have a part of their own.
         let namespace = string(text, &["request", "namespace"]).unwrap_or_default();
         let mut used = self.memory.used.lock();
         let Some(held) = used.peers.get(&self.peer) else { return Ok(()) };
@@ -236,7 +241,8 @@ impl Drop for Charge {
     }
 }
 
-/// What JSON can take in memory, told without reading it: by its brackets and commas outside of strings.
+/// Returns the memory that JSON text can take once it is read, in bytes. It is computed without reading the
+/// text, from the brackets and commas outside of strings.
 pub(super) fn weight(text: &[u8]) -> usize {
     let (mut in_string, mut is_escaped, mut all) = (false, false, 0);
     for byte in text {
@@ -258,7 +264,8 @@ pub(super) fn weight(text: &[u8]) -> usize {
     all
 }
 
-/// Reads a review's body as far as there is memory for it, and has it answered; what is too much is let go by.
+/// Reads the body of a review as far as there is memory for it, and has the review answered. The rest of a
+/// refused body is discarded.
 pub(super) async fn within(
     State((app, memory)): State<(App, ReviewMemory)>,
     request: Request,
@@ -287,7 +294,7 @@ pub(super) async fn within(
         drop(charge);
         return match string(text.get(..HEAD).unwrap_or(&text), &["request", "uid"]) {
             Some(uid) => review::not_read(&app, head.uri.path(), &uid, why).into_response(),
-            // The API server does as the webhook's failure policy says.
+            // The API server applies the webhook's failure policy.
             None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
         };
     }
@@ -297,7 +304,7 @@ pub(super) async fn within(
     answer
 }
 
-/// The whole of a body; or its beginning, and why the rest was let go by.
+/// Returns a complete body, or the beginning of one and the reason why the rest was discarded.
 async fn take_in(body: Body, charge: &mut Charge) -> Result<(Vec<u8>, Result<(), Unchecked>), StatusCode> {
     let (mut text, mut length, mut taken) = (Vec::new(), 0, Ok(()));
     let mut parts = body.into_data_stream();
@@ -330,21 +337,21 @@ async fn take_in(body: Body, charge: &mut Charge) -> Result<(Vec<u8>, Result<(),
     }
 }
 
-/// The beginning of what two pieces of text are together.
+/// Returns the beginning of two pieces of text together.
 fn begin(text: &[u8], more: &[u8]) -> Vec<u8> {
     text.iter().chain(more).take(HEAD).copied().collect()
 }
 
-/// A string of the review, if it stands in this text.
+/// Returns the string at a path of the review, if the text contains it.
 fn string(text: &[u8], path: &'static [&'static str]) -> Option<String> {
     let mut found = None;
     let mut text = serde_json::Deserializer::from_slice(text);
-    // The text may be cut off, so an error says nothing.
+    // The text may be cut off, so an error means nothing.
     let _ = At { path, found: &mut found }.deserialize(&mut text);
     found
 }
 
-/// The string at a path of an object; reads no further than that.
+/// Reads the string at a path of an object, and no further.
 struct At<'f> {
     path: &'static [&'static str],
     found: &'f mut Option<String>,

@@ -1,17 +1,18 @@
-//! What the webhook says of objects, by what its watches show of the cluster.
+//! Judges objects by what the webhook's watches show of the cluster.
 
 use super::admission::{self, KnownClaim, Verdict};
 use super::evaluators::{Evaluators, Time, Unchecked};
 use super::origin::Origin;
 use super::snapshot::{SnapshotStore, SnapshotWriter};
 use super::watches::Watches;
-use crate::decide::Matcher;
-use crate::elastic;
-use crate::govern::check::Scene;
-use crate::govern::{GpuQuota, Judgement, Rules, check};
-use crate::index::ObjectKey;
-use crate::substitute::{self, Expansion};
-use crate::turns::{Gate, Room};
+use crate::fair_permits::{Gate, Room};
+use aliquot_allocator::admission::check::Scene;
+use aliquot_allocator::admission::{Judgement, Rules, check};
+use aliquot_allocator::elastic;
+use aliquot_allocator::quota::GpuQuota;
+use aliquot_allocator::schedule::Matcher;
+use aliquot_allocator::snapshot::ObjectKey;
+use aliquot_allocator::substitution::{self, Expansion};
 use aliquot_api::Lean;
 use aliquot_model::config::AllocationPolicy;
 use k8s_openapi::api::core::v1::{Namespace, Pod, PodResourceClaim};
@@ -23,16 +24,17 @@ use kube::{Api, Client};
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Claims of a pod that are looked at. A review costs its author nothing and need not become a pod; one with more claims
-/// gets the gate, and the controller lifts it when it has looked at all of them.
+/// The most claims of a pod that are looked at. A review costs its author nothing and need not become a pod.
+/// A pod with more claims gets the gate, and the controller removes it when it has looked at all of them.
 const CLAIMS: usize = 16;
-/// Reviews that look up claims at a time, and those of one origin: each asks the API for one claim after the other.
+/// The most reviews that look up claims at the same time, in total and of one origin; each asks the API
+/// server for one claim after the other.
 const LOOKING_UP: usize = 32;
 const LOOKING_UP_OF_ONE: usize = 4;
-/// Reviews that wait for that.
+/// The most reviews that wait to look up claims.
 const ROOM: Room = Room { part: 128, all: 1024 };
 
-/// Judges objects. Clones are the same one.
+/// Judges objects. Clones share their state.
 #[derive(Clone)]
 pub(super) struct Reviewer {
     driver: Arc<str>,
@@ -47,7 +49,7 @@ pub(super) struct Reviewer {
 }
 
 impl Reviewer {
-    /// Nothing is known before the watches are started. `client` is for looking up claims.
+    /// Returns a reviewer, and its watches, before whose start nothing is known. `client` looks up claims.
     pub(super) fn new(client: Client, driver: &str, rules: Rules) -> (Self, Watches) {
         let driver: Arc<str> = driver.into();
         let (templates, template_writer) = reflector::store();
@@ -69,15 +71,15 @@ impl Reviewer {
         )
     }
 
-    /// The same, asking another API.
+    /// Returns the same reviewer with another client for look-ups.
     #[cfg(test)]
     pub(super) fn asking(self, client: Client) -> Self {
         Self { client, ..self }
     }
 
-    /// What is known of a pod's claims; `None` if too many wait already to look theirs up.
+    /// Returns what is known of a pod's claims; `None` if too many reviews wait for their look-ups.
     async fn claims(&self, origin: Origin<'_>, claims: &[&PodResourceClaim]) -> Option<Vec<KnownClaim>> {
-        // Templates are in memory: whoever names no claim asks the API for nothing, and waits for nobody.
+        // Templates are in memory: a pod that names no claim needs no request to the API server, and no turn.
         let _turn = match claims.iter().any(|claim| claim.resource_claim_name.is_some()) {
             true => Some(self.lookups.enter_within(&origin.lane(), ROOM).await?),
             false => None,
@@ -108,8 +110,8 @@ impl Reviewer {
         }
     }
 
-    /// Whether a pod gets the gate. Nothing is evaluated for that; claims that are too many, or cannot be looked up in
-    /// time, count as unknown.
+    /// Decides whether a pod gets the gate. Nothing is evaluated for that. Claims count as unknown if there
+    /// are too many or they cannot be looked up in time.
     pub(super) async fn judge_pod(&self, origin: Origin<'_>, pod: &Pod, time: Time) -> Verdict {
         if !admission::may_wait(pod) {
             return Verdict::Leave;
@@ -125,7 +127,8 @@ impl Reviewer {
         admission::needs_gate(pod, &claims, &self.driver, |name| index.class(name).cloned(), matcher)
     }
 
-    /// What is wrong with a claim, or a template's claims. One that asks for nothing of ours has its answer at once.
+    /// Returns what is wrong with a claim, or with the claims of a template. A claim that requests nothing of
+    /// this driver is answered at once. Returns an error if it could not be checked.
     pub(super) async fn judge_claim(
         &self,
         origin: Origin<'_>,
@@ -159,17 +162,18 @@ impl Reviewer {
         Ok(judgement)
     }
 
-    /// Whether anything can be checked yet.
+    /// Returns an error if nothing can be checked yet.
     fn listed(&self) -> Result<(), Unchecked> {
         if self.snapshots.is_complete() { Ok(()) } else { Err(Unchecked::Unlisted) }
     }
 
-    /// What is wrong with what a claim's shares are to have.
+    /// Returns what is wrong with the limits that a claim requests for its shares.
     pub(super) fn judge_limits(&self, claim: &ResourceClaim) -> Vec<String> {
         elastic::check::claim(&self.snapshots.latest(), claim)
     }
 
-    /// The claim's requests that a larger profile may satisfy.
+    /// Returns the requests of a claim that a larger profile may satisfy, as an expansion. Returns an error
+    /// if that could not be found out.
     pub(super) async fn expand(
         &self,
         origin: Origin<'_>,
@@ -179,24 +183,25 @@ impl Reviewer {
         self.listed()?;
         let policy = self.policy(origin.namespace).and_then(Result::ok);
         let index = self.snapshots.latest();
-        if !substitute::may_expand(&index, &mut self.evaluators.matcher(), claim, policy.as_ref()) {
+        if !substitution::may_expand(&index, &mut self.evaluators.matcher(), claim, policy.as_ref()) {
             return Ok(Expansion::default());
         }
         let claim = claim.clone();
         let expand = move |matcher: &mut Matcher| {
-            let expansion = substitute::expand(&index, matcher, &claim, policy.as_ref());
+            let expansion = substitution::expand(&index, matcher, &claim, policy.as_ref());
             if matcher.ran_out() { Err(Unchecked::Late(None)) } else { Ok(expansion) }
         };
         self.evaluators.run(&origin.lane(), time, expand).await
     }
 
-    /// The namespace's allocation policy, if it has one; what is wrong with it, if it cannot be read.
+    /// Returns the allocation policy of a namespace, or what is wrong with it; `None` if the namespace has
+    /// none.
     fn policy(&self, namespace: &str) -> Option<Result<AllocationPolicy, String>> {
         let namespace = self.namespaces.get(&ObjectRef::new(namespace))?;
-        substitute::namespace_policy(namespace.metadata.annotations.as_ref()?.get(substitute::POLICY)?)
+        substitution::namespace_policy(namespace.metadata.annotations.as_ref()?.get(substitution::POLICY)?)
     }
 
-    /// What is wrong with a class.
+    /// Returns what is wrong with a class. Returns an error if it could not be checked.
     pub(super) async fn judge_class(
         &self,
         origin: Origin<'_>,
@@ -211,7 +216,7 @@ impl Reviewer {
     }
 }
 
-/// What was found wrong is wrong, also where time was up for the rest.
+/// Mistakes that were found count, even if time was up for the rest.
 fn in_time(judgement: Judgement, matcher: &Matcher) -> Result<Judgement, Unchecked> {
     if matcher.ran_out() && judgement.errors.is_empty() { Err(Unchecked::Late(None)) } else { Ok(judgement) }
 }

@@ -1,8 +1,8 @@
-//! TLS and HTTP around the answers.
+//! Serves reviews over TLS and HTTP.
 //!
-//! Whoever reaches the port can ask, unless `--client-ca-file` says whose certificates callers have to show: the API
-//! server shows none before its administrator sets one up. So what one peer can take is bounded, in connections,
-//! requests, bytes and time.
+//! Everybody who reaches the port can ask, unless `--client-ca-file` says whose certificates callers must
+//! show: the API server shows no certificate before its administrator sets one up. So connections, requests,
+//! bytes and time are limited for each peer.
 
 use super::callers::Callers;
 use super::keeper::Current;
@@ -29,24 +29,26 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-/// What one API server has in flight at most by default (`--max-requests-inflight`, `--max-mutating-requests-inflight`).
+/// The most requests that one API server has in flight by default (`--max-requests-inflight`,
+/// `--max-mutating-requests-inflight`).
 const REQUESTS_OF_API_SERVER: usize = 400 + 200;
-/// As many API servers can stand behind one address, as they do where konnectivity carries their calls.
+/// This many API servers can be behind one address, as with konnectivity, which carries their calls.
 const API_SERVERS: usize = 3;
-/// One connection too many is closed, and its requests fail.
+/// The limits of connections. A connection beyond them is closed, and its requests fail.
 const CONNECTIONS: Bounds =
     Bounds { all: 512, of_one: API_SERVERS * REQUESTS_OF_API_SERVER / STREAMS as usize, renews: false };
-/// Requests at a time on one connection; client-go opens another one when it has more.
+/// The most concurrent requests on one connection; client-go opens another connection when it has more.
 const STREAMS: u32 = 8;
-/// A handshake, a request's head, and a request from its head to its answer: the API server waits for 30 s at most.
+/// Time limits of a handshake, of a request's head, and of a request from its head to its answer: the API
+/// server waits for 30 s at most.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 const REQUEST: Duration = Duration::from_secs(30);
-/// What a connection keeps of what was sent and is not read yet, and of the heads of its requests, in bytes. With TLS a
-/// connection takes 128 KiB at most, and all of them 64 MiB.
+/// The most bytes that a connection keeps of unread data, and of the heads of its requests. With TLS, a
+/// connection takes at most 128 KiB, and all connections 64 MiB.
 const WINDOW: u32 = 32 << 10;
 const HEADERS: u32 = 8 << 10;
 
-/// Serves what the keeper has at the moment.
+/// Serves the current certificate of the keeper.
 #[derive(Debug)]
 struct Resolver(Current);
 
@@ -56,7 +58,8 @@ impl ResolvesServerCert for Resolver {
     }
 }
 
-/// Who may ask: whoever has a certificate of these authorities, or anybody without them.
+/// Returns a verifier that accepts clients with a certificate of these authorities, or all clients if there
+/// are none.
 fn verifier(
     callers: Option<Arc<RootCertStore>>,
     provider: &Arc<CryptoProvider>,
@@ -66,8 +69,8 @@ fn verifier(
     builder.build().map_err(|error| format!("callers cannot be told: {error}"))
 }
 
-/// TLS for callers of the same authorities. With other ones comes another door: sessions of the one before are not taken
-/// up again, and its connections end.
+/// TLS for callers of the same authorities. When the authorities change, a new door replaces this one: TLS
+/// sessions of the old door are not resumed, and its connections end.
 struct Door {
     acceptor: TlsAcceptor,
     shut: CancellationToken,
@@ -86,7 +89,7 @@ impl Door {
     }
 }
 
-/// Serves until `stop`, to those who show a certificate of `callers`' authorities, if there are any.
+/// Serves until `stop`, only to clients that show a certificate of `callers`' authorities, if there are any.
 pub(super) async fn serve(
     listener: TcpListener,
     current: Current,
@@ -141,7 +144,7 @@ pub(super) async fn serve(
     }
 }
 
-/// Whoever takes too long to send its request gets no answer to it.
+/// Answers with a time-out if a request takes too long to arrive.
 async fn in_time(request: Request, next: Next) -> Response {
     let answer = tokio::time::timeout(REQUEST, next.run(request)).await;
     answer.unwrap_or_else(|_| StatusCode::REQUEST_TIMEOUT.into_response())
@@ -155,7 +158,7 @@ async fn connection(
     router: Router,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let stream = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await??;
-    // Of the authorities that are asked for, or the handshake had failed.
+    // The certificate is of the requested authorities, or the handshake would have failed.
     if stream.get_ref().1.peer_certificates().is_some() {
         place.is_known();
     }
@@ -171,7 +174,7 @@ async fn connection(
         ended = served.as_mut() => return ended,
         () = shut.cancelled() => served.as_mut().graceful_shutdown(),
     }
-    // What was asked already is answered.
+    // Requests that have arrived are answered.
     served.await
 }
 

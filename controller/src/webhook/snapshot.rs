@@ -1,11 +1,11 @@
-//! What nodes publish and which classes there are, as reviews see it: a copy that does not change.
+//! Slices and classes as reviews see them: a copy that does not change.
 //!
-//! Changes are taken in beside it, by one task that nobody waits for, and the next copy takes the place of this one in
-//! one move. A review looks at the copy that was there when it began, however long it takes; the lock around it is held
-//! for as long as it takes to clone a pointer.
+//! One task, for which nobody waits, takes in changes beside the copy, and the next copy replaces this one at
+//! once. A review looks at the copy that was there when it began, however long it takes; the lock around the
+//! copy is held only to clone a pointer.
 
-use crate::brain::{Input, Part, Seen};
-use crate::index::Index;
+use crate::reconciler::{Input, Part, Seen};
+use aliquot_allocator::snapshot::Snapshot;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceSlice};
 use parking_lot::RwLock;
 use std::collections::HashSet;
@@ -14,34 +14,36 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Most changes that a copy lags behind while more of them come.
+/// The most changes by which a copy lags behind while further changes come.
 const MOST_CHANGES: usize = 1024;
-/// A pause after each copy, in the time that it took, and at most: where copies are large, few are made.
+/// The pause after each copy, as a multiple of the time that the copy took, and its maximum: where copies are
+/// large, few are made.
 const PAUSE: u32 = 4;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// How often it is looked whether all was listed.
+/// The interval at which completeness is checked.
 const LISTED: Duration = Duration::from_millis(100);
 
-/// The latest copy. Clones are the same one.
+/// The latest copy. Clones share their state.
 #[derive(Clone)]
 pub(super) struct SnapshotStore {
-    copy: Arc<RwLock<Arc<Index>>>,
+    copy: Arc<RwLock<Arc<Snapshot>>>,
     complete: Arc<AtomicBool>,
 }
 
 impl SnapshotStore {
-    /// The copy that was made last.
-    pub(super) fn latest(&self) -> Arc<Index> {
+    /// Returns the latest copy.
+    pub(super) fn latest(&self) -> Arc<Snapshot> {
         self.copy.read().clone()
     }
 
-    /// Whether slices and classes were listed once. Before that nothing seems to be ours.
+    /// Returns true if slices and classes were listed once. Before that, no device seems to be of this
+    /// driver.
     pub(super) fn is_complete(&self) -> bool {
         self.complete.load(Ordering::Acquire)
     }
 
-    /// Waits until it is complete.
+    /// Waits until slices and classes were listed.
     pub(super) async fn complete(&self) {
         while !self.is_complete() {
             tokio::time::sleep(LISTED).await;
@@ -49,32 +51,32 @@ impl SnapshotStore {
     }
 }
 
-/// Takes changes in, and makes the copies.
+/// Takes in changes and makes the copies.
 pub(super) struct SnapshotWriter {
-    index: Index,
+    index: Snapshot,
     store: SnapshotStore,
-    /// Slices that a list which is being taken in did not name so far.
+    /// Slices that a list which is being taken in has not named so far.
     missing: Option<HashSet<Arc<str>>>,
     changes: usize,
-    /// Whether slices were listed once, and classes.
+    /// True if slices, and true if classes, were listed once.
     listed: (bool, bool),
 }
 
 impl SnapshotWriter {
-    /// That knows nothing yet.
+    /// Returns a writer that knows nothing yet.
     pub(super) fn new(driver: &str) -> Self {
-        let index = Index::new(driver);
+        let index = Snapshot::new(driver);
         let copy = Arc::new(RwLock::new(Arc::new(index.published())));
         let store = SnapshotStore { copy, complete: Arc::default() };
         Self { index, store, missing: None, changes: 0, listed: (false, false) }
     }
 
-    /// Where the copies are read.
+    /// Returns the store in which the copies are read.
     pub(super) fn store(&self) -> SnapshotStore {
         self.store.clone()
     }
 
-    /// Takes in what comes until there is no more.
+    /// Takes in changes until all senders are gone.
     pub(super) async fn follow(mut self, mut inputs: mpsc::Receiver<Input>) {
         while let Some(input) = inputs.recv().await {
             self.take(input);
@@ -101,7 +103,8 @@ impl SnapshotWriter {
         self.changes += 1;
     }
 
-    /// Makes the next copy, unless nothing changed or a list is half taken in. Whether it did.
+    /// Makes the next copy, unless nothing changed or a list is half taken in. Returns true if a copy was
+    /// made.
     pub(super) fn publish(&mut self) -> bool {
         if self.changes == 0 || self.missing.is_some() {
             return false;
@@ -109,7 +112,7 @@ impl SnapshotWriter {
         self.changes = 0;
         let next = Arc::new(self.index.published());
         let last = std::mem::replace(&mut *self.store.copy.write(), next);
-        // Not under the lock: it may be the last that holds a large one.
+        // Not under the lock: this may be the last reference to a large copy.
         drop(last);
         if self.listed == (true, true) {
             self.store.complete.store(true, Ordering::Release);
@@ -167,7 +170,7 @@ impl SnapshotWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{self, DRIVER};
+    use aliquot_allocator::fixtures::{self, DRIVER};
     use aliquot_model::layout::AllocatorMode;
 
     fn slices(node: &str, generation: i64) -> Vec<ResourceSlice> {
@@ -181,7 +184,7 @@ mod tests {
         writer.publish();
     }
 
-    fn nodes(index: &Index) -> Vec<&str> {
+    fn nodes(index: &Snapshot) -> Vec<&str> {
         let mut nodes: Vec<&str> = index.pools().filter_map(|pool| pool.node.as_deref()).collect();
         nodes.sort_unstable();
         nodes
@@ -224,7 +227,7 @@ mod tests {
     fn pools_that_a_list_does_not_change_are_not_built_again() {
         let mut writer = SnapshotWriter::new(DRIVER);
         let store = writer.store();
-        let layout = |index: &Index, node: &str| {
+        let layout = |index: &Snapshot, node: &str| {
             let mut pools = index.pools();
             pools.find(|pool| pool.node.as_deref() == Some(node)).and_then(|pool| pool.layout.clone())
         };

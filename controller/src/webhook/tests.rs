@@ -10,13 +10,13 @@ use super::review_memory::{ReviewMemory, weight};
 use super::reviewer::Reviewer;
 use super::watches::{self, Watches};
 use super::{FailurePolicy, server};
-use crate::brain::{Input, Part, Seen};
-use crate::decide::Matcher;
-use crate::fixtures::{self, DRIVER};
-use crate::govern::Rules;
 use crate::http::{self, Health};
 use crate::metrics::Metrics;
-use crate::pulse::Pulse;
+use crate::reconciler::{Input, Part, Seen};
+use crate::watchdog::Pulse;
+use aliquot_allocator::admission::Rules;
+use aliquot_allocator::fixtures::{self, DRIVER};
+use aliquot_allocator::schedule::Matcher;
 use aliquot_model::layout::AllocatorMode;
 use axum::extract::State;
 use axum::{Extension, Json};
@@ -310,7 +310,7 @@ async fn what_asks_for_nothing_of_ours_takes_no_turn() {
         held.push(hold(evaluators, namespace, 1).await);
     }
     let namespace = fixtures::object(json!({"metadata": {"name": "n", "annotations": {
-        crate::substitute::POLICY: r#"{"substitution": "Larger"}"#}}}));
+        aliquot_allocator::substitution::POLICY: r#"{"substitution": "Larger"}"#}}}));
     watches.namespaces.apply_watcher_event(&kube::runtime::watcher::Event::Apply(namespace));
     let nic = claim(fixtures::request("r", "nic.example.com", 1));
     let template = json!({"metadata": {"name": "t", "namespace": "n"}, "spec": {"spec": nic["spec"]}});

@@ -1,11 +1,11 @@
 //! The webhook's watches of the API, in every replica, on a thread of their own.
 
 use super::snapshot::SnapshotWriter;
-use crate::brain::Input;
-use crate::govern::GpuQuota;
 use crate::http::Health;
 use crate::isolated::{self, Ended};
+use crate::reconciler::Input;
 use crate::watch;
+use aliquot_allocator::quota::GpuQuota;
 use aliquot_api::Lean;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-/// Changes that wait to be taken in.
+/// The most changes that wait to be taken in.
 const INPUTS: usize = 1024;
 
 /// Watches that are not started yet, and where each of them writes.
@@ -31,10 +31,10 @@ pub(super) struct Watches {
 }
 
 impl Watches {
-    /// Watches until `stop`, on a thread of its own: large lists are read and taken in there.
+    /// Watches until `stop`, on a thread of its own, where large lists are read and taken in.
     ///
     /// # Errors
-    /// If there is no thread for it.
+    /// If the thread cannot be started.
     pub(super) fn start(
         self,
         connection: kube::Config,
@@ -75,8 +75,8 @@ impl Watches {
     }
 }
 
-/// Runs what takes in changes of this and that. None of it ends but by a panic; what is known then gets old, so the
-/// replica gives up being ready.
+/// Runs the tasks that take in changes. A task ends only by a panic; what it knew then gets old, so the
+/// replica is marked as failed.
 pub(super) async fn supervise(
     tasks: impl IntoIterator<Item = (&'static str, BoxFuture<'static, ()>)>,
     health: &Health,
@@ -102,7 +102,7 @@ pub(super) async fn supervise(
     }
 }
 
-/// Never returns.
+/// Follows GpuQuotas, for ever.
 async fn follow_quotas(client: Client, writer: reflector::store::Writer<GpuQuota>) {
     watch::wait_until_served(&client, "gpuquotas", || {}).await;
     watch::whole(Api::all(client), watcher::Config::default()).reflect(writer).for_each(|_| async {}).await;

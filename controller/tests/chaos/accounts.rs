@@ -1,5 +1,5 @@
 //! The independent accountant: what each tenant used, told from the record of allocations alone, how far a
-//! budget may be off by its stated error and by what an onlooker saw late (ARCHITECTURE.md, "Budgets"), and whether it is not.
+//! budget may be off by its stated error and by what an onlooker saw late (docs/design/budgets.md), and whether it is not.
 
 use super::audits::shares::MEMORY;
 use super::audits::{consumed, results};

@@ -1,15 +1,15 @@
 //! Admission in the run: the webhook is served, and called for what the chart's rendered configurations say, and
 //! tenants make mistakes that it must answer.
 
-use super::common::{Cluster, connection, eventually, fixtures};
+use super::common::{Cluster, connection, eventually, fixtures, reviewed};
 use super::dice::Dice;
 use super::tenants::{TENANTS, tenant};
+use aliquot_allocator::admission::Rules;
+use aliquot_allocator::substitution::ANNOTATION;
 use aliquot_control_plane::AuditEntry;
-use aliquot_controller::govern::Rules;
 use aliquot_controller::http::Health;
 use aliquot_controller::metrics::Metrics;
-use aliquot_controller::pulse::Pulse;
-use aliquot_controller::substitute::ANNOTATION;
+use aliquot_controller::watchdog::Pulse;
 use aliquot_controller::webhook::{self, Config, FailurePolicy};
 use aliquot_model::names::{LIMITS, SCHEDULING_GATE};
 use k8s_openapi::api::admissionregistration::v1::{
@@ -34,6 +34,8 @@ pub const SERVICE: &str = "aliquot-system/aliquot-webhook";
 const OURS: &str = "request.userInfo.username != 'system:serviceaccount:aliquot-system:aliquot-controller'";
 /// The same here, where every controller has a name of its own.
 const OURS_HERE: &str = "request.userInfo.username.matches('^c[0-9]+$') == false";
+/// How long the API server waits for an answer: here as long as it may, as nobody knows how busy this machine is.
+const SOON: &str = "timeoutSeconds: 5";
 
 /// The webhook, as a replica that is never killed serves it.
 pub struct Webhook {
@@ -54,7 +56,11 @@ fn configuration<T: DeserializeOwned>(kind: &str) -> T {
     let has = |document: &&str| document.lines().any(|line| line == format!("kind: {kind}"));
     let document = MANIFESTS.split("\n---\n").find(has).expect("a configuration");
     assert!(document.contains(OURS), "{kind} looks at our controller's own writes");
-    let here = document.replace(OURS, OURS_HERE).replace("failurePolicy: Ignore", "failurePolicy: Fail");
+    assert!(document.contains(SOON), "{kind} has a bound on the time of a call");
+    let here = document
+        .replace(OURS, OURS_HERE)
+        .replace("failurePolicy: Ignore", "failurePolicy: Fail")
+        .replace(SOON, "timeoutSeconds: 30");
     serde_saphyr::from_str(&here).expect("YAML")
 }
 
@@ -143,7 +149,7 @@ impl Webhook {
         let mut claim = in_namespace(fixtures::claim("mistake", &spec), &namespace);
         claim.metadata.annotations = wish.map(|wish| [(LIMITS.to_owned(), wish.to_owned())].into());
         let api: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), &namespace);
-        match api.create(&PostParams::default(), &claim).await {
+        match reviewed(async || api.create(&PostParams::default(), &claim).await).await {
             Err(kube::Error::Api(status)) if status.message.contains(words) => self.mistakes += 1,
             other => panic!("expected a refusal with {words:?}, got {other:?}"),
         }

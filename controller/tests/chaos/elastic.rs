@@ -3,7 +3,7 @@
 use super::claims;
 use super::common::Cluster;
 use super::dice::Dice;
-use aliquot_controller::budget::kinds;
+use aliquot_allocator::budget::kinds;
 use aliquot_model::limits::{Beyond, NodeLimitsSpec, NodeLimitsStatus, ShareName};
 use aliquot_model::names::{COMPANION_OF, LIMITS};
 use k8s_openapi::api::resource::v1::ResourceClaim;

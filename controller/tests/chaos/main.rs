@@ -29,7 +29,7 @@ mod nodes;
 mod onlooker;
 mod tenants;
 
-use aliquot_controller::budget::kinds;
+use aliquot_allocator::budget::kinds;
 use common::{Cluster, Running, eventually};
 use dice::Dice;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};

@@ -9,13 +9,13 @@ use super::dice::Dice;
 use aliquot_cdi::SpecDir;
 use aliquot_kubelet_plugin::claim::{ClaimRef, decode};
 use aliquot_kubelet_plugin::driver::{Driver, Roots};
+use aliquot_kubelet_plugin::driver_unload::Wish;
 use aliquot_kubelet_plugin::edits::Site;
 use aliquot_kubelet_plugin::execute::{Machine, Probe};
 use aliquot_kubelet_plugin::mps::Mps;
-use aliquot_kubelet_plugin::parked;
 use aliquot_kubelet_plugin::partitioning::{Partitioning, Shared, Unclaimed};
-use aliquot_kubelet_plugin::pause::Wish;
 use aliquot_kubelet_plugin::prepare::{GivenBack, Node};
+use aliquot_kubelet_plugin::retained;
 use aliquot_kubelet_plugin::selinux::Labels;
 use aliquot_kubelet_plugin::share::RegionStorage;
 use aliquot_kubelet_plugin::store::Store;
@@ -222,7 +222,8 @@ impl RealNode {
     async fn review(&self, cluster: &Cluster) {
         let ledger = self.ledger();
         for record in ledger.claims.values().filter(|record| record.is_parked()) {
-            parked::review(&self.quiet(), &cluster.client, fixtures::DRIVER, record, Timestamp::now()).await;
+            retained::review(&self.quiet(), &cluster.client, fixtures::DRIVER, record, Timestamp::now())
+                .await;
         }
     }
 
@@ -271,7 +272,7 @@ impl RealNode {
         let mut answer = self.work(|node| node.prepare(&request, false, Timestamp::now()));
         if let Some(Err(error)) = &answer
             && error.is_conflict()
-            && parked::end_in_the_way(&self.quiet(), &cluster.client, fixtures::DRIVER, &request).await
+            && retained::end_in_the_way(&self.quiet(), &cluster.client, fixtures::DRIVER, &request).await
         {
             answer = self.work(|node| node.prepare(&request, false, Timestamp::now()));
         }

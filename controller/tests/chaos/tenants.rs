@@ -3,9 +3,9 @@
 use super::admission::{self, Webhook};
 use super::common::{Cluster, fixtures};
 use super::dice::Dice;
+use aliquot_allocator::budget::kinds;
+use aliquot_allocator::substitution::{ANNOTATION, POLICY};
 use aliquot_control_plane::{Controllers, Fault, FaultRule, Matcher, Options, PodDeletion};
-use aliquot_controller::budget::kinds;
-use aliquot_controller::substitute::{ANNOTATION, POLICY};
 use aliquot_model::names::{BINDING, COMPACTION, GANG, GANG_SIZE, HOLD_FOR, RECLAIM};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;

@@ -3,8 +3,8 @@
 #![allow(clippy::expect_used, clippy::indexing_slicing, clippy::panic, reason = "test code")]
 
 use crate::fixtures::{self, DRIVER};
-use aliquot_controller::index::Index;
-use aliquot_controller::selector::{DeviceFacts, Environment};
+use aliquot_allocator::selector::{DeviceFacts, Environment};
+use aliquot_allocator::snapshot::Snapshot;
 use aliquot_model::layout::AllocatorMode;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -76,7 +76,7 @@ pub fn ask(program: &str, corpus: &[Costly], rounds: u32) -> Vec<Upstream> {
 
 /// Calls `act` with the same device as our selectors see it.
 pub fn on_our_device<T>(act: impl FnOnce(&Environment, &DeviceFacts<'_>) -> T) -> T {
-    let mut index = Index::new(DRIVER);
+    let mut index = Snapshot::new(DRIVER);
     index.reset_slices(&fixtures::slices("n1", 1, AllocatorMode::Scheduler, 1));
     let layout = index.pools().find_map(|pool| pool.layout.as_ref()).expect("a pool");
     let facts = index.facts(layout, 0).expect("a device");

@@ -8,13 +8,13 @@
     reason = "test code"
 )]
 
-pub mod fixtures;
+pub use aliquot_allocator::fixtures;
 
+use aliquot_allocator::budget::kinds;
 use aliquot_control_plane::{Controllers, Handle, Options, PodDeletion, serve};
 use aliquot_controller::args::Args;
-use aliquot_controller::budget::kinds;
 use aliquot_controller::metrics::Metrics;
-use aliquot_controller::pulse::Pulse;
+use aliquot_controller::watchdog::Pulse;
 use aliquot_model::layout::AllocatorMode;
 use clap::Parser;
 use fixtures::DRIVER;
@@ -161,10 +161,8 @@ impl Cluster {
             + std::fmt::Debug,
     {
         let namespace = object.namespace().unwrap_or_else(|| "default".to_owned());
-        Api::<K>::namespaced(self.client.clone(), &namespace)
-            .create(&PostParams::default(), object)
-            .await
-            .expect("created")
+        let api = Api::<K>::namespaced(self.client.clone(), &namespace);
+        reviewed(async || api.create(&PostParams::default(), object).await).await.expect("created")
     }
 
     /// Adds a node with so many H100s in controller mode.
@@ -280,6 +278,24 @@ impl Cluster {
     pub async fn all_classes(&self) -> Vec<DeviceClass> {
         Api::<DeviceClass>::all(self.client.clone()).list(&Default::default()).await.expect("listed").items
     }
+}
+
+/// Carries out a write that admission looks at. Where the webhook of a busy machine gave no answer in time, the write was
+/// not carried out, and is tried again, as whoever makes objects in a cluster does.
+pub async fn reviewed<T>(mut write: impl AsyncFnMut() -> kube::Result<T>) -> kube::Result<T> {
+    let is_late = |message: &str| {
+        message.contains("failed calling webhook")
+            && ["context deadline exceeded", "operation was canceled"].iter().any(|why| message.contains(why))
+    };
+    for _ in 0..3 {
+        match write().await {
+            Err(kube::Error::Api(status)) if is_late(&status.message) => {
+                eprintln!("tried again: {}", status.message);
+            }
+            answer => return answer,
+        }
+    }
+    write().await
 }
 
 /// Waits until something holds; fails after a time that no machine should need.

@@ -1,7 +1,7 @@
 //! What costly selectors take here, in steps, against the cost that the API server estimates for them.
 
 use crate::costly;
-use aliquot_controller::selector::{MOST_STEPS, Selector};
+use aliquot_allocator::selector::{MOST_STEPS, Selector};
 
 /// Steps for one unit of upstream's estimate, where a call of a regular expression is a unit for each
 /// four bytes of its pattern and ten of its text, whatever classes of Unicode it names.

@@ -130,7 +130,7 @@ fn judge(
     }
     let mixed = case.features.contains(MIXED);
     match &case.outcome {
-        // What another allocator gives out as well is given by one of the two: see ARCHITECTURE.md.
+        // What another allocator gives out as well is given by one of the two: see docs/design/other-drivers.md.
         Outcome::Mixed if mixed => report.mixed += 1,
         Outcome::Mixed => report.problems.push(format!("{place}: only one driver, but not for us")),
         Outcome::Fits { .. } | Outcome::No(_) | Outcome::OutOfTime if mixed => {

@@ -16,8 +16,7 @@
 
 #[path = "../common/costly.rs"]
 mod costly;
-#[path = "../common/fixtures.rs"]
-mod fixtures;
+use aliquot_allocator::fixtures;
 
 mod checker;
 mod claims;

@@ -5,8 +5,8 @@ use super::claims::{Wanted, wanted};
 use super::fixtures::{DRIVER, object};
 use super::random::Random;
 use super::scene::{Cluster, Features, OTHER_DRIVER, cluster};
-use aliquot_controller::decide::{Decision, LeftOut, Matcher, Options, Rejection, Strategy, decide};
-use aliquot_controller::index::{Index, ObjectKey, TaintRule};
+use aliquot_allocator::schedule::{Decision, LeftOut, Matcher, Options, Rejection, Strategy, decide};
+use aliquot_allocator::snapshot::{ObjectKey, Snapshot, TaintRule};
 use k8s_openapi::api::resource::v1::AllocationResult;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
@@ -116,7 +116,7 @@ fn claim_for_us(claim: &Value, planted: Option<Planted>) -> Value {
 pub fn play(seed: u64, planted: Option<Planted>) -> Played {
     let mut random = Random::new(seed);
     let cluster = cluster(&mut random);
-    let mut index = Index::new(DRIVER);
+    let mut index = Snapshot::new(DRIVER);
     for class in &cluster.classes {
         index.apply_class(&object(class.clone()));
     }
@@ -176,7 +176,7 @@ fn key(claim: &Value) -> ObjectKey {
 }
 
 struct World {
-    index: Index,
+    index: Snapshot,
     matcher: Matcher,
     options: Options,
     planted: Option<Planted>,

@@ -9,10 +9,10 @@
 
 use crate::common;
 
+use aliquot_allocator::budget::account::Site;
+use aliquot_allocator::budget::kinds;
+use aliquot_allocator::substitution::ANNOTATION;
 use aliquot_control_plane::{Fault, FaultRule, Matcher};
-use aliquot_controller::budget::account::Site;
-use aliquot_controller::budget::kinds;
-use aliquot_controller::substitute::ANNOTATION;
 use common::{Cluster, Running, eventually, fixtures};
 use kube::Api;
 use kube::api::{DynamicObject, Patch, PatchParams, PostParams};

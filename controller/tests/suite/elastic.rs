@@ -4,8 +4,8 @@
 
 use crate::common;
 
+use aliquot_allocator::budget::kinds;
 use aliquot_control_plane::{Fault, FaultRule, Matcher};
-use aliquot_controller::budget::kinds;
 use aliquot_model::limits::{NodeLimitsSpec, NodeLimitsStatus};
 use aliquot_model::names::{COMPANION_OF, LIMITS};
 use common::{Cluster, Running, eventually, fixtures};

@@ -126,7 +126,7 @@ async fn a_successor_ends_what_a_dead_controller_began(#[case] hangs: Matcher, #
         .await;
     }
     first.kill();
-    // Lower than the one that room is made for; the same is in the brain's own tests.
+    // Lower than the one that room is made for; the same is in the reconciler's own tests.
     gpu_pod(&cluster, "between", 99).await;
     let second = cluster.controller("c2", &[]).await;
     if early {

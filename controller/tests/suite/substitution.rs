@@ -4,9 +4,9 @@
 
 use crate::common;
 
+use aliquot_allocator::snapshot::GOING_BACK;
+use aliquot_allocator::substitution::ANNOTATION;
 use aliquot_control_plane::{Fault, FaultRule, Matcher};
-use aliquot_controller::index::GOING_BACK;
-use aliquot_controller::substitute::ANNOTATION;
 use common::{Cluster, auditor, eventually, fixtures};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};

@@ -3,13 +3,13 @@
 
 use crate::common;
 
+use aliquot_allocator::admission::Rules;
+use aliquot_allocator::substitution::{ANNOTATION, POLICY};
 use aliquot_control_plane::{Controllers, Fault, FaultRule, Matcher};
-use aliquot_controller::govern::Rules;
 use aliquot_controller::http::Health;
 use aliquot_controller::isolated::Ended;
 use aliquot_controller::metrics::Metrics;
-use aliquot_controller::pulse::Pulse;
-use aliquot_controller::substitute::{ANNOTATION, POLICY};
+use aliquot_controller::watchdog::Pulse;
 use aliquot_controller::webhook::{self, Config, FailurePolicy};
 use aliquot_model::layout::AllocatorMode;
 use common::{Cluster, connection, eventually, fixtures};

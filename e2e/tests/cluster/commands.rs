@@ -13,8 +13,6 @@ use aliquot_e2e::shell::{Shell, looks};
 use aliquot_sim_node::GpuSpec;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// The minor version of Kubernetes whose programs print what documents show.
@@ -26,9 +24,6 @@ const SETTLES: Duration = Duration::from_secs(20);
 
 macro_rules! documents {
     ($($name:ident: $file:literal,)*) => {
-        /// Documents whose commands are run.
-        const DOCUMENTS: &[&str] = &[$($file),*];
-
         mod do_what_is_shown_in {
             $(#[test]
             fn $name() -> anyhow::Result<()> {
@@ -38,36 +33,7 @@ macro_rules! documents {
     };
 }
 
-documents! {
-    readme: "README.md",
-    claims: "docs/claims.md",
-    health: "docs/health.md",
-    install: "docs/install.md",
-    metrics: "docs/metrics.md",
-    pending: "docs/pending.md",
-    uninstall: "docs/uninstall.md",
-    upgrade: "docs/upgrade.md",
-    example_01: "examples/01-whole-gpu/README.md",
-    example_02: "examples/02-mig-by-profile/README.md",
-    example_03: "examples/03-mig-by-size/README.md",
-    example_04: "examples/04-share/README.md",
-    example_05: "examples/05-two-shares-one-pod/README.md",
-    example_06: "examples/06-claim-shared-by-two-pods/README.md",
-    example_07: "examples/07-preemption/README.md",
-    example_08: "examples/08-budget/README.md",
-    example_09: "examples/09-substitution/README.md",
-    example_10: "examples/10-governance/README.md",
-    example_11: "examples/11-retain/README.md",
-    example_12: "examples/12-compaction/README.md",
-    example_13: "examples/13-resize/README.md",
-    example_14: "examples/14-gang/README.md",
-    example_15: "examples/15-timeslice/README.md",
-    example_16: "examples/16-aligned-gpus/README.md",
-    example_17: "examples/17-monitoring/README.md",
-    example_18: "examples/18-mps/README.md",
-    example_19: "examples/19-vfio/README.md",
-    example_20: "examples/20-mig-share/README.md",
-}
+include!("documents.rs");
 
 /// Sees to it that a command did what is shown.
 fn judge(command: &Command, succeeded: bool, printed: &[String]) -> Result<()> {
@@ -223,52 +189,6 @@ async fn team(cluster: &Cluster, pods: &[(&str, Value)]) -> Result<()> {
         if at + 1 < pods.len() {
             cluster.running("team", name).await?;
         }
-    }
-    Ok(())
-}
-
-/// Markdown files that people read: README.md, and those of `docs/` and `examples/` that are not generated.
-fn markdown(repo: &Path) -> Result<BTreeSet<String>> {
-    let mut found = BTreeSet::from(["README.md".to_owned()]);
-    let mut open = vec!["docs".to_owned(), "examples".to_owned()];
-    while let Some(dir) = open.pop() {
-        for entry in std::fs::read_dir(repo.join(&dir)).with_context(|| dir.clone())? {
-            let entry = entry?;
-            let path = format!("{dir}/{}", entry.file_name().to_string_lossy());
-            if entry.file_type()?.is_dir() {
-                open.extend((path != "docs/reference").then_some(path));
-            } else if path.ends_with(".md") {
-                found.insert(path);
-            }
-        }
-    }
-    Ok(found)
-}
-
-#[test]
-fn every_command_of_the_docs_is_run_or_says_why_not() -> Result<()> {
-    let repo = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no repository")?;
-    let files = markdown(repo)?;
-    for file in &files {
-        let blocks =
-            console::blocks(&std::fs::read_to_string(repo.join(file))?).with_context(|| file.clone())?;
-        let run = blocks.iter().find(|block| block.not_run.is_none());
-        match (run, DOCUMENTS.contains(&file.as_str())) {
-            (Some(block), false) => {
-                bail!("{file}:{}: the block is neither run nor marked with a reason", block.line)
-            }
-            (None, true) => bail!("{file}: no command of it is run"),
-            _ => {}
-        }
-    }
-    for file in DOCUMENTS {
-        ensure!(files.contains(*file), "{file} is not there");
-    }
-    for entry in std::fs::read_dir(repo.join("examples"))? {
-        let entry = entry?;
-        let readme = format!("examples/{}/README.md", entry.file_name().to_string_lossy());
-        let is_run = DOCUMENTS.contains(&readme.as_str());
-        ensure!(is_run || !entry.file_type()?.is_dir(), "{readme} is not run");
     }
     Ok(())
 }

@@ -25,6 +25,7 @@ mod lost;
 mod metrics;
 mod modes;
 mod network_policy;
+mod others;
 mod oversubscription;
 mod pod_group;
 mod policies;

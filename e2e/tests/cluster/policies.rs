@@ -179,6 +179,7 @@ fn tolerations_that_would_let_two_allocators_meet_are_refused() -> Result<()> {
         };
         let ours = json!([{"key": "gpu.aliquot.dev/controller-allocated", "operator": "Exists"}]);
         let held = json!([{"key": "gpu.aliquot.dev/held", "operator": "Exists", "effect": "NoSchedule"}]);
+        let other = json!([{"key": "gpu.aliquot.dev/other-driver", "operator": "Exists"}]);
         let blanket = json!([{"operator": "Exists"}]);
         let foreign = json!([{"key": "example.com/maintenance", "operator": "Exists"}]);
         // The list of classes may be some moments behind the controller's start.
@@ -195,6 +196,11 @@ fn tolerations_that_would_let_two_allocators_meet_are_refused() -> Result<()> {
             .await?;
         let cases = [
             ("our key", exactly(share, ours.clone()), Some("reserved for the driver")),
+            (
+                "the key of another driver's GPUs",
+                exactly(share, other.clone()),
+                Some("reserved for the driver"),
+            ),
             ("the key of held devices", exactly(share, held.clone()), Some("reserved for the driver")),
             (
                 "our key for another driver's class",

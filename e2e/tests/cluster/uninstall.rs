@@ -5,7 +5,7 @@ use crate::support::{GIB, on_cluster};
 use aliquot_e2e::cluster::{Cluster, SYSTEM};
 use aliquot_e2e::look::{containers, gated, phase};
 use aliquot_e2e::objects::{self, PodManifest};
-use aliquot_model::names::{COMPANION_OF, GOING_BACK, HAND_OVER_ACKNOWLEDGED, LIMITS};
+use aliquot_model::names::{COMPANION_OF, GOING_BACK, HAND_OVER_ACKNOWLEDGED, LIMITS, SCHEDULER_IDLE};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -88,6 +88,9 @@ async fn leave(cluster: &Cluster) -> Result<()> {
         })
         .await?;
 
+    // As after a hand-over that was made long ago.
+    cluster.kubectl(&["annotate", "nodes", "--all", &format!("{SCHEDULER_IDLE}=1")])?;
+
     cluster.uninstall()?;
 
     let left = cluster.cluster_objects().await?;
@@ -95,7 +98,7 @@ async fn leave(cluster: &Cluster) -> Result<()> {
     let notes = cluster.kubectl(&["-n", SYSTEM, "get", "leases,secrets", "-o", "name"])?;
     ensure!(!notes.contains("aliquot-controller") && !notes.contains("webhook"), "left: {notes}");
     let node = cluster.kubectl(&["get", "nodes", "-o", "jsonpath={.items[*].metadata.annotations}"])?;
-    for note in [GOING_BACK, HAND_OVER_ACKNOWLEDGED] {
+    for note in [GOING_BACK, HAND_OVER_ACKNOWLEDGED, SCHEDULER_IDLE] {
         ensure!(!node.contains(note), "{note} is left: {node}");
     }
     for kind in ["gpuquotas.aliquot.dev", "gpubudgets.aliquot.dev"] {
@@ -135,9 +138,34 @@ async fn leave(cluster: &Cluster) -> Result<()> {
             Ok(pods.iter().all(|p| phase(p) == "Succeeded").then_some(()))
         })
         .await?;
+    nothing_on_the_node(cluster)
+}
+
+/// The folder that the limiter was installed to is a volume of pods, and stays empty.
+fn nothing_on_the_node(cluster: &Cluster) -> Result<()> {
+    ensure!(!cluster.agent_dir()?.exists(), "the agent's data is left");
     let left = cluster.node_leftovers()?;
     ensure!(left.is_empty(), "left on the node: {left:?}");
+    let limiter = std::fs::read_dir(cluster.limiter_dir()?)?.count();
+    ensure!(limiter == 0, "{limiter} versions of the limiter are left");
     Ok(())
+}
+
+/// Where nothing runs, the files go at once, and the pods that did it.
+#[test]
+fn an_uninstall_without_claims_leaves_nothing_on_the_node() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let outcome = async {
+            cluster.uninstall()?;
+            let pods = Api::<Pod>::namespaced(cluster.client.clone(), SYSTEM);
+            let farewell = ListParams::default().labels("app.kubernetes.io/component=farewell");
+            let left = pods.list(&farewell).await?.items;
+            ensure!(left.is_empty(), "farewell pods are left: {left:?}");
+            nothing_on_the_node(cluster)
+        }
+        .await;
+        come_back(cluster, outcome).await
+    })
 }
 
 /// One pod of a StatefulSet has ended and its devices are kept by a claim of ours; of the other it is written

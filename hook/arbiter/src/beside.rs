@@ -1,27 +1,28 @@
-//! What the neighbours of each share can have had of the GPU, for its processes to know how long their own kernels may be
-//! there (`aliquot_quota::wall`).
+//! The GPU time that the neighbours of each share can have had. From it the share's processes know how long
+//! their own kernels may be on the GPU (`aliquot_quota::wall`).
 //!
-//! Regions say nothing here, neither a share's own nor its neighbours', nor which processes live: whoever said that it
-//! had less than it had would have the honest process next to it held up. So each neighbour counts as its quota and
-//! what was lent to it allow, all the time. Quotas and loans are not for tenants to write.
+//! Regions say nothing here, neither a share's own nor its neighbours', nor which processes live: a share
+//! that said that it had less than it had would have the honest process next to it held up. So each neighbour
+//! counts as much as its quota and what was lent to it allow, all the time. Tenants cannot write quotas and
+//! loans.
 //!
-//! Work on the GPU that is no share's, or of a program that evades the limiter, is not seen here: regions do not show
-//! it, and the audit that sees it looks more seldom than grants are made. Its slices count to a share as far as its
-//! neighbours are entitled to them.
+//! Work on the GPU that is no share's, or of a program that evades the limiter, is not seen here: regions do
+//! not show it, and the audit that sees it looks more seldom than grants are made. Its slices count to a
+//! share as far as its neighbours are entitled to them.
 
 use crate::Share;
 use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]
 pub(crate) struct Beside {
-    /// Nanoseconds, by share.
+    /// GPU time of each share's neighbours, in nanoseconds.
     had: BTreeMap<String, f64>,
     at_ns: u64,
 }
 
 impl Beside {
-    /// `entitled` is the part of the GPU that each share may have, `unseen` what those may together whose regions are
-    /// not understood.
+    /// Adds the time since the last tick. `entitled` is the part of the GPU that each share may have,
+    /// `unseen` what the shares whose regions are not understood may have together.
     pub(crate) fn tick(&mut self, now_ns: u64, shares: &[Share], entitled: &[f64], unseen: f64) {
         self.had.retain(|id, _| shares.iter().any(|share| share.id == *id));
         let before = std::mem::replace(&mut self.at_ns, now_ns);
@@ -32,8 +33,8 @@ impl Beside {
         }
     }
 
-    /// The most GPU time that a share's neighbours can have had in nanoseconds, and one, so that nothing can be told from
-    /// not known.
+    /// Returns the most GPU time that a share's neighbours can have had, in nanoseconds, plus one: so 0 means
+    /// not known, and not nothing.
     pub(crate) fn of(&self, share: &str) -> u64 {
         self.had.get(share).map_or(0, |had| *had as u64 + 1)
     }

@@ -1,88 +1,90 @@
-//! How much of a stretch of wall time each share had the GPU.
+//! The division of a stretch of wall time between the shares that had the GPU.
 //!
-//! A process whose kernels always take about as long while it is alone is known: each of them had that much. So is
-//! what a process was sure of itself, and short launches that are not logged. The GPU serves all others for equal
-//! parts of what is left. Where only the known and the sure are, what is left is what the sure had.
+//! A process whose kernels always take about as long while it is alone is known: each of its kernels had that
+//! much time. The part of a process that was sure of itself is known too, and so are short launches, which
+//! are not logged. The GPU serves all others for equal parts of what is left. Where there are only known and
+//! sure processes, what is left is what the sure ones had.
 
 use crate::Stretch;
 use crate::habits::Habits;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Share and slot.
+/// A process: its share and slot.
 pub(crate) type Process = (String, u64);
 
-/// Rates below this are none.
+/// Rates below this count as zero.
 const NOTHING: f64 = 1e-6;
-/// Short launches that disturb nobody, as a part of all time.
+/// The most short launches that disturb nobody, as a part of all time.
 const QUIET: f64 = 0.005;
 
 /// A stretch that is kept until all of it is settled.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kept {
     pub(crate) stretch: Stretch,
-    /// GPU time that is settled already.
+    /// GPU time that is settled already, in nanoseconds.
     pub(crate) given: f64,
 }
 
-/// What of a stretch lies between two instants.
+/// The part of a stretch between two instants.
 #[derive(Debug)]
 pub(crate) struct Piece<'a> {
     process: &'a Process,
     kept: &'a Kept,
     start: u64,
     end: u64,
-    /// GPU time of the stretch, where it is known.
+    /// GPU time of the whole stretch, if it is known, in nanoseconds.
     known: Option<f64>,
-    /// In which no other process had a stretch.
+    /// Time in which no other process had a stretch, in nanoseconds.
     free: f64,
-    /// Whether the process had another one as well.
+    /// True if the process had another stretch at the same time.
     overlaps: bool,
-    /// Whether short launches of others went by.
+    /// True if no other share had more short launches than disturb nobody.
     is_quiet: bool,
     given: f64,
 }
 
-/// What became of a piece.
+/// The result for a piece.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Outcome {
-    /// GPU time that the stretch is taken to have had here.
+    /// GPU time that the stretch is taken to have had here, in nanoseconds.
     pub(crate) given: f64,
-    /// Whether nobody else had anything meanwhile; `None` if not all of the stretch was looked at.
+    /// Whether no other process had anything meanwhile; `None` if not all of the stretch was looked at.
     pub(crate) is_alone: Option<bool>,
 }
 
-/// What a share had, all its processes together, where it was divided.
+/// The time of a share, all its processes together, where it was divided, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Part {
-    /// GPU time.
+    /// GPU time that the share had.
     pub(crate) own: f64,
-    /// What of it was borrowed.
+    /// The part of that time that was borrowed.
     pub(crate) lent: f64,
-    /// What its quota was charged for the same.
+    /// GPU time that its quota was charged for the same.
     pub(crate) taken: f64,
-    /// What was charged as borrowed.
+    /// GPU time that was charged as borrowed.
     pub(crate) lent_taken: f64,
     /// Wall time of its kernels.
     pub(crate) wall: f64,
 }
 
-/// What the time between two instants comes to.
+/// The division of the time between two instants.
 #[derive(Debug, Default)]
 pub(crate) struct Parts<'a> {
     pub(crate) shares: BTreeMap<&'a str, Part>,
-    /// What each share had while the rest was another's, by both.
+    /// GPU time that each share (the first) had while another's part (the second) followed from it, in
+    /// nanoseconds.
     pub(crate) beside: BTreeMap<(&'a str, &'a str), f64>,
 }
 
 impl Kept {
-    /// Whether any of it lies between two instants.
+    /// Returns true if any of the stretch lies between two instants.
     pub(crate) fn is_in(&self, from: u64, to: u64) -> bool {
         self.stretch.start_ns.max(from) < self.stretch.end_ns.min(to)
     }
 }
 
 impl<'a> Piece<'a> {
-    /// The part of a stretch between two instants, if there is one.
+    /// Returns the part of a stretch between two instants, if there is one.
     pub(crate) fn of(process: &'a Process, kept: &'a Kept, from: u64, to: u64) -> Option<Self> {
         kept.is_in(from, to).then_some(Self {
             process,
@@ -105,13 +107,13 @@ impl<'a> Piece<'a> {
         (self.end - self.start) as f64
     }
 
-    /// What it was charged, as a part of its time.
+    /// Returns the charge as a part of the stretch's time.
     fn taken(&self) -> f64 {
         let rate = self.kept.stretch.taken_ns as f64 / self.kept.stretch.length();
         if self.kept.stretch.is_sure { rate.min(1.0) } else { rate }
     }
 
-    /// Its part of the GPU while it is not alone, if that is known.
+    /// Returns the piece's part of the GPU while it is not alone, if that is known.
     fn rate(&self) -> Option<f64> {
         let behind = self.kept.stretch.end_ns.saturating_sub(self.start) as f64 - self.free;
         let rate = (self.known? - self.kept.given - self.free) / behind.max(1.0);
@@ -125,12 +127,12 @@ impl<'a> Piece<'a> {
     }
 }
 
-/// Stretches of one kind: how many, and the sum of what they were charged, as parts of their time.
+/// Stretches of one kind: their number, and the sum of their charges as parts of their time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     count: u32,
     taken: f64,
-    /// The same of those that borrowed.
+    /// The number of those that borrowed.
     lent: u32,
     lent_taken: f64,
 }
@@ -152,12 +154,12 @@ impl Tally {
 struct Now {
     unsure: Tally,
     sure: Tally,
-    /// Its only stretch, if its rate is known.
+    /// The only stretch of the process, if its rate is known.
     known: Option<(f64, Tally)>,
 }
 
 impl Now {
-    /// A piece begins or ends.
+    /// Counts a piece that begins or ends.
     fn count(&mut self, piece: &Piece<'_>, begins: bool) {
         if let Some(rate) = piece.rate() {
             let mut tally = Tally::default();
@@ -175,7 +177,7 @@ impl Now {
     }
 }
 
-/// The processes of one share at one moment, and what of them borrowed.
+/// The processes of one share at one moment, and which of them borrowed.
 #[derive(Clone, Copy, Debug, Default)]
 struct Crowd {
     unsure: u32,
@@ -183,7 +185,7 @@ struct Crowd {
     known: u32,
     sure_rate: f64,
     known_rate: f64,
-    /// What all but the sure were charged.
+    /// The charges of all but the sure processes, as parts of their time.
     taken: f64,
     lent_unsure: f64,
     lent_sure_rate: f64,
@@ -193,7 +195,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    /// Adds a process, or takes it away (`sign`).
+    /// Adds a process (`sign` 1), or takes it away (-1).
     fn count(&mut self, now: &Now, sign: i8) {
         let sign_f = f64::from(sign);
         let step = |count: &mut u32| *count = count.saturating_add_signed(i32::from(sign));
@@ -229,8 +231,8 @@ impl Crowd {
     }
 }
 
-/// Divides the time from `from` on between the pieces; `short` are the rates at which shares have short launches,
-/// which have no stretches.
+/// Divides the time from `from` on between the pieces. `short` has the rates at which shares have short
+/// launches, which have no stretches.
 pub(crate) fn divide<'a>(
     pieces: &mut [Piece<'a>],
     short: &BTreeMap<&str, f64>,
@@ -247,7 +249,7 @@ pub(crate) fn divide<'a>(
     for piece in pieces.iter_mut() {
         let others = || short.iter().filter(|(id, _)| **id != piece.process.0).map(|(_, rate)| *rate);
         piece.is_quiet = others().all(|rate| rate < QUIET);
-        // Of what goes on it is not known yet how much will be alone.
+        // For a stretch that goes on, it is not known yet how much of it will be alone.
         if !piece.overlaps && piece.end == piece.kept.stretch.end_ns {
             piece.known = habits.length(piece.share(), &piece.kept.stretch);
         }
@@ -256,7 +258,8 @@ pub(crate) fn divide<'a>(
     let mut processes: BTreeMap<&Process, Now> = BTreeMap::new();
     let mut crowds: BTreeMap<&str, Crowd> = BTreeMap::new();
     let mut before = from;
-    // What an unsure stretch that had been there all the time would have had, and a sure one in terms of its rate.
+    // The time that an unsure stretch would have had if it had been there all the time, and the same for a
+    // sure one, in terms of its rate.
     let mut had = (0.0, 0.0);
     for (at, begins, piece) in corners {
         if at > before {
@@ -319,8 +322,8 @@ fn mark(pieces: &mut [Piece<'_>], corners: &[(u64, bool, usize)]) {
     }
 }
 
-/// Divides one span between those that are there. Returns the part of each unsure process, and by what the rates of
-/// sure ones are multiplied.
+/// Divides one span between the processes that are there. Returns the part of each unsure process, and the
+/// factor for the rates of the sure ones.
 fn share_out<'a>(
     length: f64,
     is_alone: bool,
@@ -363,7 +366,7 @@ fn share_out<'a>(
             part.wall += length * f64::from(crowd.sure);
         }
         let had = length * (known + each * f64::from(crowd.unsure) + crowd.sure_rate.clamp(0.0, 1.0));
-        // Whose part follows from what this one had.
+        // The processes whose part follows from what this share had.
         let rest = |crowd: &Crowd| f64::from(crowd.unsure + if flexes { crowd.sure } else { 0 });
         let others = || crowds.iter().filter(|(other, _)| *other != id);
         let count: f64 = others().map(|(_, crowd)| rest(crowd)).sum();

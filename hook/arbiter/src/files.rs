@@ -1,6 +1,7 @@
 //! Reads shares' regions and writes their grants.
 //!
-//! Regions are read, never mapped: a tenant can truncate its own, which would kill a process that has it mapped.
+//! Regions are read, never mapped: a tenant can truncate its own, which would kill a process that has it
+//! mapped.
 
 use crate::{Arbiter, Share, Stretch, TICK_NS};
 use aliquot_quota::gate::{Compute, Entry, LOG_LENGTH, Mark};
@@ -15,29 +16,30 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How often the folder is listed and processes are looked for.
+/// The time after which the folder is listed again and processes are looked for, in nanoseconds.
 const LIST_NS: u64 = 500_000_000;
 
-/// How often the folder is listed while no share is in it: a container that is given one takes longer to start.
+/// The time after which the folder is listed again while no share is in it, in nanoseconds: a container that
+/// is given a share takes longer to start.
 const NONE_NS: u64 = 1_000_000_000;
 
-/// Name of the grant beside the quota.
+/// The name of the grant's file beside the quota.
 pub const GRANT: &str = "grant";
 
-/// The monotonic clock, which containers have in common with the node.
+/// Returns the nanoseconds of the monotonic clock, which containers have in common with the node.
 ///
 /// # Errors
-/// If the kernel has none.
+/// If the kernel has no such clock.
 pub fn now_ns() -> io::Result<u64> {
     let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)?;
     let part = |value: i64| u64::try_from(value).unwrap_or(0);
     Ok(part(time.tv_sec()).saturating_mul(1_000_000_000).saturating_add(part(time.tv_nsec())))
 }
 
-/// Makes a share's grant, empty: the limiter takes it for none.
+/// Makes the file of a share's grant, empty; the limiter reads it as no grant.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the file cannot be written.
 pub fn make_grant(quota_dir: &Path) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let path = quota_dir.join(GRANT);
@@ -46,14 +48,17 @@ pub fn make_grant(quota_dir: &Path) -> io::Result<()> {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644))
 }
 
-/// Keeps the grants of all shares in a folder (`<folder>/<share>/{quota/quota,quota/grant,region/region}`).
+/// The keeper of the grants of all shares in a folder
+/// (`<folder>/<share>/{quota/quota,quota/grant,region/region}`).
 #[derive(Debug)]
 pub struct Keeper {
     folder: PathBuf,
     shares: BTreeMap<String, Kept>,
-    /// By the UUID of what they share: a GPU, or a partition of one, which the others of its GPU take no time from.
+    /// The arbiters, by the UUID of what the shares have in common: a GPU, or a partition, from which the
+    /// rest of its GPU takes no time.
     arbiters: BTreeMap<String, Arbiter>,
-    /// Quotas in percent of shares whose regions are not understood, by GPU. A tenant can see to it that its own is one.
+    /// Quotas in percent of shares whose regions are not understood, by GPU. A tenant can make its own share
+    /// one of them.
     unseen: BTreeMap<String, Vec<u8>>,
     slice_us: u32,
     listed_ns: u64,
@@ -64,16 +69,18 @@ struct Kept {
     quota: QuotaFile,
     region: File,
     grant: File,
-    /// Entries of the log that have been read.
+    /// The number of log entries that have been read.
     logged: u64,
-    /// Slots in use.
+    /// The slots in use.
     slots: Vec<u64>,
-    /// What an agent before this one found to be charged wrongly: the limiter holds the sum against it.
+    /// The corrections that an agent before this one found, own and borrowed, in nanoseconds: the limiter
+    /// compares sums with them.
     found_before: (i64, i64),
 }
 
 impl Keeper {
-    /// Knows no share yet. `slice` is how long a process has a GPU while others wait; limiters take zero for 2 ms.
+    /// Returns a keeper that knows no share yet. `slice` is how long a process has a GPU while others wait;
+    /// limiters take zero for 2 ms.
     pub fn new(folder: &Path, slice: Duration) -> Self {
         Self {
             folder: folder.to_owned(),
@@ -85,7 +92,7 @@ impl Keeper {
         }
     }
 
-    /// Looks at all shares once. Returns how long nothing has to be done then.
+    /// Looks at all shares once. Returns for how long nothing has to be done then.
     pub fn tick(&mut self, now_ns: u64) -> Duration {
         if self.listed_ns == 0 || now_ns.saturating_sub(self.listed_ns) >= LIST_NS {
             self.listed_ns = now_ns;
@@ -128,8 +135,8 @@ impl Keeper {
     fn list(&mut self) {
         let names = fs::read_dir(&self.folder).into_iter().flatten().flatten();
         let names: Vec<String> = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-        // A share that was made anew under its name is another one, and is taken on at the next list: till then
-        // the arbiter has forgotten the one before.
+        // A share whose files were made again under its name is another share. It is taken on at the next
+        // list; by then the arbiter has forgotten the one before.
         let replaced = |id: &String, kept: &Kept| !kept.is_in(&self.folder.join(id));
         let gone: BTreeSet<String> =
             self.shares.iter().filter(|(id, kept)| replaced(id, kept)).map(|(id, _)| id.clone()).collect();
@@ -164,7 +171,7 @@ fn read_quota(folder: &Path) -> Option<QuotaFile> {
 }
 
 impl Kept {
-    /// Whether the files are still those in the share's folder.
+    /// Returns true if the open files are still those in the share's folder.
     fn is_in(&self, folder: &Path) -> bool {
         let same = |open: &File, path: &Path| {
             let (Ok(open), Ok(there)) = (open.metadata(), fs::symlink_metadata(path)) else { return false };
@@ -181,7 +188,8 @@ impl Kept {
         let region =
             OpenOptions::new().read(true).custom_flags(flags).open(folder.join("region/region")).ok()?;
         let grant = OpenOptions::new().read(true).write(true).open(folder.join("quota").join(GRANT)).ok()?;
-        // One of another release, which a newer agent can come upon, is not understood: the share gets no grants.
+        // One of another release, which a newer agent can come upon, is not understood: the share gets no
+        // grants.
         let mut head = [0; INITIAL_HEADER_SIZE];
         region.read_exact_at(&mut head, 0).ok()?;
         let size = usize::try_from(region.metadata().ok()?.len()).ok()?;
@@ -211,7 +219,7 @@ impl Kept {
         if self.region.read_exact_at(&mut bytes, at).is_ok() { bytes } else { [0; N] }
     }
 
-    /// A word of the compute side.
+    /// Returns a word of the region's compute side.
     fn word(&self, at: usize) -> u64 {
         u64::from_le_bytes(self.read(offset_of!(Region, compute) + at))
     }

@@ -1,16 +1,17 @@
-//! How long the kernels of each process take while it has the GPU to itself.
+//! The habits of kernels: how long those of each process take while it has the GPU to itself.
 
 use crate::Stretch;
 use std::collections::BTreeMap;
 
-/// Stretches alone that tell enough, and how much they may vary.
+/// The number of stretches alone that tells enough, and how much their lengths may vary.
 const ENOUGH: u32 = 16;
 const VARIES: f64 = 0.15;
-/// Part of its stretches in which a process has to be alone.
+/// The part of its stretches in which a process has to be alone.
 const OFTEN: f64 = 0.03;
-/// Inverse of the weight of a stretch in the end.
+/// Inverse of the weight that a stretch has in the end.
 const WEIGHT: f64 = 32.0;
-/// Kernels of a share that are told apart; with more all of them are forgotten, as a tenant can name any number.
+/// The number of kernels of a share that are told apart. With more, all of them are forgotten, because a
+/// tenant can name any number.
 const KERNELS: usize = 1024;
 
 /// The lengths of one kernel's stretches.
@@ -18,11 +19,11 @@ const KERNELS: usize = 1024;
 struct Habit {
     mean: f64,
     square: f64,
-    /// Stretches that were alone.
+    /// The number of stretches that were alone.
     count: u32,
-    /// Part of all stretches that were alone, lately.
+    /// The recent part of all stretches that were alone.
     often: f64,
-    /// Low lengths of all stretches: falls at once and rises slowly.
+    /// The level of low lengths of all stretches, in nanoseconds: falls at once and rises slowly.
     low: f64,
 }
 
@@ -39,8 +40,9 @@ impl Habit {
         }
     }
 
-    /// Who is never alone may seem to have been, where others' stretches are placed wrongly; but no stretch is
-    /// shorter than what it has alone.
+    /// Returns the length of a stretch alone in nanoseconds, if it is known. Where others' stretches are
+    /// placed wrongly, a process that is never alone may seem to have been. But no stretch is shorter than
+    /// what it takes alone.
     fn length(&self) -> Option<f64> {
         let is_steady = self.count >= ENOUGH && self.square.sqrt() < VARIES;
         let can_be = self.often > OFTEN && self.mean < self.low * (1.0 + VARIES);
@@ -48,7 +50,7 @@ impl Habit {
     }
 }
 
-/// The habits of all shares of a GPU: by slot and kernel.
+/// The habits of all shares of a GPU, by slot and kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Habits(BTreeMap<String, BTreeMap<(u64, u32), Habit>>);
 
@@ -71,7 +73,7 @@ impl Habits {
         kernels.entry(kernel).or_default().note(stretch.length(), is_alone);
     }
 
-    /// How much GPU time a stretch takes, if that is known.
+    /// Returns the GPU time that a stretch takes in nanoseconds, if that is known.
     pub(crate) fn length(&self, share: &str, stretch: &Stretch) -> Option<f64> {
         self.0.get(share)?.get(&(stretch.slot, stretch.key))?.length()
     }

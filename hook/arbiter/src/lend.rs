@@ -1,16 +1,16 @@
-//! Which share may borrow how much idle time.
+//! The loans of idle time: which share may borrow how much.
 
 use crate::{Share, TICK_NS};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Ticks that a share's use is averaged over.
+/// The number of ticks that a share's use is averaged over.
 const MEMORY: usize = 10;
-/// Percent that a share that does not use its quota keeps free beyond what it uses.
+/// Percent of the GPU that a share that does not use its quota keeps free beyond what it uses.
 const HEADROOM: f32 = 5.0;
-/// A share that uses this part of its quota is taken to want all of it.
+/// The part of its quota from which on a share is taken to want all of it.
 const WANTS_ALL: f32 = 0.8;
 
-/// What a share did lately.
+/// The recent use of a share.
 #[derive(Debug)]
 pub(crate) struct Use {
     charged_ns: u64,
@@ -45,8 +45,8 @@ impl Use {
         }
     }
 
-    /// A part of the last so many ticks as a part of their time. What a tick shows is whatever a tenant wrote, so the sum
-    /// needs more room than one of them.
+    /// Returns the sum of some part of the last `ticks` ticks, as a part of their time. A tick shows whatever
+    /// a tenant wrote, so the sum needs more room than one tick.
     fn mean(&self, ticks: usize, part: impl Fn(&(u64, i64, i64, u64)) -> i64) -> f32 {
         let newest = || self.recent.iter().rev().take(ticks);
         let span: u128 = newest().map(|tick| u128::from(tick.0)).sum();
@@ -58,12 +58,13 @@ impl Use {
         self.mean(MEMORY, part)
     }
 
-    /// GPU time of late, as a part of all time.
+    /// Returns the recent GPU time, as a part of all time.
     pub(crate) fn rate(&self) -> f32 {
         self.lately(|tick| tick.1.saturating_add(tick.2))
     }
 
-    /// GPU time on the share's own quota in the last two ticks: who comes back has its time back at once.
+    /// Returns the GPU time on the share's own quota in the last two ticks, as a part of their time: a share
+    /// that comes back has its time back at once.
     fn newest(&self) -> f32 {
         self.mean(2, |tick| tick.1)
     }
@@ -72,7 +73,7 @@ impl Use {
         self.recent.iter().any(|tick| tick.3 > 0)
     }
 
-    /// Percent of the GPU that the share may claim at any moment.
+    /// Returns the percent of the GPU that the share may claim at any moment.
     fn reserved(&self, quota: f32) -> f32 {
         let own = 100.0 * self.lately(|tick| tick.1).max(self.newest());
         if self.waits() || own >= WANTS_ALL * quota {
@@ -89,14 +90,14 @@ impl Use {
     }
 }
 
-/// What each share may borrow, in percent of the GPU: the highest priority first, equal priorities in
+/// Returns what each share may borrow, in percent of the GPU: the highest priority first, equal priorities in
 /// proportion to their quotas.
 pub(crate) fn lend(shares: &[Share], uses: &BTreeMap<String, Use>) -> Vec<u8> {
     let quota = |share: &Share| f32::from(if share.percent == 0 { 100 } else { share.percent });
     let of = |share: &Share| uses.get(&share.id);
     let borrows =
         |share: &&Share| share.is_soft && share.percent > 0 && of(share).is_some_and(Use::wants_more);
-    // Who borrows has its quota first, whatever its region says that it uses.
+    // A borrower has its quota first, whatever its region says that it uses.
     let reserves = |share: &Share, of: &Use| match borrows(&share) {
         true => quota(share),
         false => of.reserved(quota(share)),

@@ -1,9 +1,9 @@
-//! What the node agent decides about the GPU time of the shares on one GPU, every few hundredths of a second:
-//! which of them may borrow how much idle time, and whose the wall time of their kernels really was.
+//! The node agent's decisions about the GPU time of the shares on one GPU, every few hundredths of a second:
+//! which shares may borrow how much idle time, and whose the wall time of their kernels really was.
 //!
-//! Pure decisions in [`Arbiter::tick`]; [`files`] reads regions and writes grants. Nothing here can take time
-//! from a share that its quota promises: a grant only adds, and what is charged afterwards is what a share's own
-//! kernels took.
+//! [`Arbiter::tick`] makes pure decisions; [`files`] reads regions and writes grants. Nothing here can take
+//! time from a share that its quota promises: a grant only adds, and what is charged afterwards is what a
+//! share's own kernels took.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests"))]
 
@@ -21,33 +21,34 @@ use lend::Use;
 use settle::Settlement;
 use std::collections::BTreeMap;
 
-/// How often [`Arbiter::tick`] is to be called.
+/// The time between two calls of [`Arbiter::tick`], in nanoseconds.
 pub const TICK_NS: u64 = 20_000_000;
 
-/// How long a grant holds: a few ticks, so that a share whose agent is gone falls back to its quota.
+/// The time for which a grant holds, in nanoseconds: a few ticks, so that a share whose agent is gone falls
+/// back to its quota.
 pub const VALID_NS: u64 = 80_000_000;
 
 /// A measured stretch of GPU work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stretch {
-    /// Process by its slot.
+    /// The process, by its slot.
     pub slot: u64,
-    /// Tells the process's kernels apart.
+    /// A number that tells the process's kernels apart.
     pub key: u32,
-    /// Nanoseconds of the monotonic clock.
+    /// Start of the stretch, in nanoseconds of the monotonic clock.
     pub start_ns: u64,
-    /// The same.
+    /// End of the stretch, in nanoseconds of the monotonic clock.
     pub end_ns: u64,
-    /// What was charged for it.
+    /// GPU time charged for the stretch, in nanoseconds.
     pub taken_ns: u64,
-    /// Whether that is what it had.
+    /// True if the charge is what the process really had.
     pub is_sure: bool,
-    /// Whether it was charged as borrowed.
+    /// True if it was charged as borrowed.
     pub is_borrowed: bool,
 }
 
 impl Stretch {
-    /// Nanoseconds on the clock; 1 where they cannot be.
+    /// Returns the length in nanoseconds on the clock; 1 if start and end are impossible.
     fn length(&self) -> f64 {
         self.end_ns.saturating_sub(self.start_ns).max(1) as f64
     }
@@ -56,21 +57,21 @@ impl Stretch {
 /// A share as its quota and region show it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Share {
-    /// Names the share.
+    /// The name of the share.
     pub id: String,
     /// Percent of the GPU; 0 = no limit.
     pub percent: u8,
-    /// Whether it may borrow.
+    /// True if the share may borrow.
     pub is_soft: bool,
-    /// Orders borrowers.
+    /// Order among borrowers; higher goes first.
     pub priority: i8,
-    /// GPU time charged so far, borrowed time included; wraps.
+    /// GPU time charged so far, borrowed time included, in nanoseconds; wraps.
     pub charged_ns: u64,
-    /// GPU time borrowed so far; wraps.
+    /// GPU time borrowed so far, in nanoseconds; wraps.
     pub borrowed_ns: u64,
-    /// GPU time leased for short launches so far; wraps.
+    /// GPU time leased for short launches so far, in nanoseconds; wraps.
     pub leased_ns: u64,
-    /// Launches that had to wait so far.
+    /// The number of launches that had to wait so far.
     pub delayed: u64,
     /// Measurements since the last tick.
     pub stretches: Vec<Stretch>,
@@ -78,22 +79,22 @@ pub struct Share {
     pub pending: Vec<u64>,
 }
 
-/// Decides for one GPU.
+/// The arbiter of one GPU.
 #[derive(Debug, Default)]
 pub struct Arbiter {
     uses: BTreeMap<String, Use>,
     settlement: Settlement,
     beside: Beside,
-    /// Percent that each share may borrow.
+    /// Percent of the GPU that each share may borrow.
     lent: BTreeMap<String, u8>,
     slice_us: u32,
-    /// Part of the GPU of those whose regions are not understood.
+    /// Part of the GPU that belongs to shares whose regions are not understood.
     unseen: f64,
 }
 
-/// Whether anything is to be decided about the shares of a GPU: who is alone on it and may not borrow has all the wall
-/// time of its kernels, and where nobody has a process nobody takes any. Of each share, whether it may borrow and how many
-/// processes it has.
+/// Returns true if anything has to be decided about the shares of a GPU. A share that is alone on it and may
+/// not borrow has all the wall time of its kernels, and where no share has a process nobody takes any time.
+/// For each share, `shares` has whether it may borrow and how many processes it has.
 pub fn is_needed(shares: impl IntoIterator<Item = (bool, usize)>) -> bool {
     let (mut any, mut alone, mut is_used) = (false, true, false);
     for (is_soft, processes) in shares {
@@ -105,31 +106,31 @@ pub fn is_needed(shares: impl IntoIterator<Item = (bool, usize)>) -> bool {
 }
 
 impl Arbiter {
-    /// Knows nothing.
+    /// Returns an arbiter that knows nothing.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The same on a GPU whose time slices are known, in microseconds; 0 = not known.
+    /// Returns an arbiter of a GPU whose time slices are known, in microseconds; 0 = not known.
     pub fn with_slices(slice_us: u32) -> Self {
         Self { slice_us, ..Self::default() }
     }
 
-    /// Of these quotas in percent are shares on the GPU whose regions are not understood: they get no grants, so they
-    /// have their quotas and nothing else.
+    /// Notes the quotas, in percent, of shares on the GPU whose regions are not understood: such shares get
+    /// no grants, so they have their quotas and nothing else.
     pub fn note_unseen(&mut self, percents: &[u8]) {
         let part = |percent: &u8| if *percent == 0 { 1.0 } else { f64::from(*percent) / 100.0 };
         self.unseen = percents.iter().map(part).sum();
     }
 
-    /// Part of the GPU that a share may have.
+    /// Returns the part of the GPU that a share may have.
     fn entitled(&self, share: &Share) -> f64 {
         let lent = self.lent.get(&share.id).copied().unwrap_or(0);
         let percent = if share.percent == 0 { 100 } else { share.percent };
         f64::from(percent.saturating_add(lent).min(100)) / 100.0
     }
 
-    /// Looks at all shares of the GPU; the grant of each.
+    /// Looks at all shares of the GPU, and returns the grant of each.
     pub fn tick(&mut self, now_ns: u64, shares: &[Share]) -> Vec<Grant> {
         self.uses.retain(|id, _| shares.iter().any(|share| share.id == *id));
         for share in shares {
@@ -138,7 +139,7 @@ impl Arbiter {
         let rates: Vec<f32> =
             shares.iter().map(|share| self.uses.get(&share.id).map_or(0.0, Use::rate)).collect();
         let entitled: Vec<f64> = shares.iter().map(|share| self.entitled(share)).collect();
-        // What a share says of itself beyond what it may have had is not believed.
+        // A share's own claim beyond what it may have had is not believed.
         let limits = entitled.iter().map(|part| *part as f32);
         let rates: Vec<f32> = rates.iter().zip(limits).map(|(rate, most)| rate.min(most)).collect();
         self.settlement.tick(now_ns, shares, &rates, &entitled);

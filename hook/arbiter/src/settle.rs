@@ -1,13 +1,15 @@
-//! Whose the wall time of kernels was.
+//! The settlement: whose the wall time of kernels was.
 //!
-//! Processes log stretches in which a kernel of theirs was on the GPU or waited for its slice. Once the stretches of all
-//! processes up to some instant are known, the time is divided between them ([`crate::divide`]), what each was charged
-//! is compared with what it had, and the difference is charged or refunded.
+//! Processes log stretches in which a kernel of theirs was on the GPU or waited for its slice. Once the
+//! stretches of all processes up to some instant are known, the time is divided between the processes
+//! ([`crate::divide`]). Each charge is compared with what the process had, and the difference is charged or
+//! refunded.
 //!
-//! A tenant can write whatever it likes into its own log. What it claims to have had is always charged to itself; to
-//! its neighbours it counts only as far as its quota and what it was lent allow, with [`CREDIT_NS`] in advance. So a
-//! share that claims to be there all the time cannot have its neighbours refunded more than what it may take from
-//! them anyway. (A share that hides its kernels is one that evades the limiter; NVML tells of it.)
+//! A tenant can write whatever it likes into its own log. What it claims to have had is always charged to
+//! itself. To its neighbours it counts only as far as its quota and what it was lent allow, with
+//! [`CREDIT_NS`] in advance. So a share that claims to be there all the time cannot have its neighbours
+//! refunded more than what it may take from them anyway. (A share that hides its kernels is one that evades
+//! the limiter; NVML tells of it.)
 
 use crate::divide::{Kept, Outcome, Piece, Process, divide};
 use crate::habits::Habits;
@@ -15,34 +17,37 @@ use crate::slices::own_parts;
 use crate::{Share, Stretch};
 use std::collections::BTreeMap;
 
-/// Longest wait for a process to tell when its kernels ended.
+/// The longest wait for a process to tell when its kernels ended, in nanoseconds.
 const PATIENCE_NS: u64 = 30_000_000_000;
-/// Stretches are told at most this much later than they end by a process that has nothing pending.
+/// How much later than its end a stretch is told at most, by a process that has nothing pending, in
+/// nanoseconds.
 const MARGIN_NS: u64 = 20_000_000;
-/// GPU time that a share may claim beyond its quota: as much as the longest kernels take at once.
+/// GPU time that a share may claim beyond its quota, in nanoseconds: as much as the longest kernels take at
+/// once.
 const CREDIT_NS: f64 = 1e10;
-/// Stretches of a share that are kept until they can be settled.
+/// The most stretches of a share that are kept until they can be settled.
 const MOST_KEPT: usize = 8192;
-/// Over which time a share's part of its kernels' wall time is averaged.
+/// The time over which a share's part of its kernels' wall time is averaged, in nanoseconds.
 const MEMORY_NS: f64 = 3e9;
-/// Wall time of kernels that tells enough.
+/// Wall time of kernels that tells enough, in nanoseconds.
 const ENOUGH_NS: f64 = 5e7;
 
-/// What a share is told.
+/// The account of a share, and what the share is told.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Account {
     pub(crate) own_permille: u16,
     pub(crate) true_up_ns: i64,
     pub(crate) borrowed_true_up_ns: i64,
-    /// The share's own time and all wall time of its kernels, the older the less.
+    /// The share's own time, and all wall time of its kernels, in nanoseconds; older time counts less.
     own: f64,
     wall: f64,
     leased_ns: Option<u64>,
     short: f64,
     at_ns: u64,
-    /// Part of the GPU that it may have.
+    /// Part of the GPU that the share may have.
     entitled: f64,
-    /// GPU time claimed beside others beyond that; the older the less, never below zero.
+    /// GPU time claimed beside others beyond that part, in nanoseconds; older claims count less; never below
+    /// zero.
     overdrawn: f64,
 }
 
@@ -52,7 +57,7 @@ pub(crate) struct Settlement {
     stretches: BTreeMap<Process, Vec<Kept>>,
     habits: Habits,
     settled_ns: u64,
-    /// Who holds the settlement up, and since when.
+    /// The processes that hold the settlement up, and since when.
     holding: BTreeMap<Process, u64>,
 }
 
@@ -61,7 +66,8 @@ impl Settlement {
         self.accounts.get(share).copied()
     }
 
-    /// `entitled` is the part of the GPU that each share may have.
+    /// Takes in the shares, and settles what can be settled. `entitled` is the part of the GPU that each
+    /// share may have.
     pub(crate) fn tick(&mut self, now_ns: u64, shares: &[Share], rates: &[f32], entitled: &[f64]) {
         self.accounts.retain(|id, _| shares.iter().any(|share| share.id == *id));
         let is_there = |id: &str| shares.iter().any(|share| share.id == id);
@@ -85,7 +91,7 @@ impl Settlement {
             for slot in &share.pending {
                 let since = *self.holding.entry((share.id.clone(), *slot)).or_insert(now_ns);
                 if now_ns.saturating_sub(since) > PATIENCE_NS {
-                    // It has had its time to tell; nobody waits for it until it does.
+                    // The process has had its time to tell; nobody waits for it until it does.
                     continue;
                 }
                 let last = self.stretches.get(&(share.id.clone(), *slot)).and_then(|all| all.last());
@@ -110,7 +116,7 @@ impl Settlement {
         }
     }
 
-    /// Divides the time between two instants.
+    /// Divides the time between two instants, and corrects the accounts.
     fn settle(&mut self, from: u64, to: u64) {
         let short: BTreeMap<&str, f64> = self
             .accounts
@@ -128,7 +134,7 @@ impl Settlement {
             let claims = |of: &&(&str, &str)| of.0 == id;
             let claimed: f64 = parts.beside.iter().filter(|(pair, _)| claims(pair)).map(|(_, had)| had).sum();
             let refused = account.claim(claimed, (to - from) as f64);
-            // What it cannot have had, those beside it have had.
+            // The others had what this share cannot have had.
             for ((_, other), had) in parts.beside.iter().filter(|(pair, _)| claims(pair)) {
                 parts.shares.entry(other).or_default().own += had * refused / claimed.max(1.0);
             }
@@ -160,7 +166,8 @@ impl Settlement {
 }
 
 impl Account {
-    /// Claims GPU time beside others in a span; returns what of it goes beyond what the share may have.
+    /// Claims GPU time beside others in a span; returns the part of it that goes beyond what the share may
+    /// have.
     fn claim(&mut self, claimed: f64, span: f64) -> f64 {
         self.overdrawn = (self.overdrawn + claimed - self.entitled * span).max(0.0);
         let refused = (self.overdrawn - CREDIT_NS).clamp(0.0, claimed);
@@ -168,7 +175,7 @@ impl Account {
         refused
     }
 
-    /// Short launches are not logged one by one; they are served at a rate.
+    /// Notes the rate of short launches, which are not logged one by one.
     fn note_short(&mut self, now_ns: u64, leased_ns: u64) {
         // Leases of processes that died are given back.
         let new = self.leased_ns.map_or(0, |before| leased_ns.wrapping_sub(before) as i64);
@@ -180,7 +187,7 @@ impl Account {
     }
 }
 
-/// Whether a stretch can be: its process is not trusted.
+/// Returns true if a stretch is possible: its process is not trusted.
 fn is_sound(stretch: &Stretch, now_ns: u64) -> bool {
     stretch.start_ns < stretch.end_ns
         && stretch.end_ns <= now_ns

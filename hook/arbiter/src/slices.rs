@@ -1,16 +1,18 @@
-//! How much of the wall time of its kernels a process really had the GPU.
+//! The part of the wall time of its kernels for which a process really had the GPU.
 //!
-//! Without MPS a GPU gives the processes that have work equal slices in turn, so while `n` have work each gets
-//! one of `n` parts. From how much GPU time each process was charged lately follows how long each had work, and
-//! from that the part it had of its own kernels' wall time. Processes are taken to be independent of each other.
+//! Without MPS a GPU gives the processes that have work equal slices in turn, so while `n` processes have
+//! work, each gets one of `n` parts. How much GPU time each process was recently charged tells how long each
+//! had work, and that tells the part it had of its own kernels' wall time. Processes are taken to be
+//! independent of each other.
 
-/// Processes that are told apart; what there is beyond is left out.
+/// The most processes that are told apart; others are left out.
 pub(crate) const MOST: usize = 16;
 
-/// Rounds of the iteration; each halves the error at least where the GPU is not full.
+/// The number of rounds of the iteration; each round at least halves the error where the GPU is not full.
 const ROUNDS: usize = 24;
 
-/// For each process's GPU time as a part of the last second, its part of its kernels' wall time.
+/// Returns each process's part of its kernels' wall time, from each one's GPU time as a part of the last
+/// second.
 pub(crate) fn own_parts(rates: &[f32]) -> [f32; MOST] {
     let mut parts = [1.0_f32; MOST];
     let count = rates.len().min(MOST);
@@ -18,7 +20,7 @@ pub(crate) fn own_parts(rates: &[f32]) -> [f32; MOST] {
     // Nobody has had more than there is.
     let scale = if sum > 1.0 { 1.0 / sum } else { 1.0 };
     for _ in 0..ROUNDS {
-        // How likely each has work at any time.
+        // The likelihood that each has work at any time.
         let mut works = [0.0_f32; MOST];
         for ((works, rate), part) in works.iter_mut().zip(rates).zip(&parts) {
             *works = (rate.max(0.0) * scale / part.max(0.01)).min(1.0);

@@ -1,7 +1,7 @@
 //! Charging a device's memory to the shares on it.
 //!
-//! Bytes are charged before the driver is asked for them. Where a container has several shares of one GPU,
-//! it may use what they hold together: a charge fills them in order, a release empties them in reverse.
+//! Bytes are charged before the driver is asked for them. Where a container has several shares of one GPU, it
+//! may use what they hold together: a charge fills them in order, a release empties them in reverse.
 
 use crate::config;
 use crate::device::{self, Device};
@@ -12,13 +12,15 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// `CUDA_ERROR_OUT_OF_MEMORY`
 pub(crate) const OUT_OF_MEMORY: i32 = 2;
 
-/// How long a call waits for memory of the dead at the most, by its own clock, whatever the region says of them.
+/// The longest time that a call waits for memory of dead processes, in milliseconds of its own clock,
+/// whatever the region says.
 const MOST_WAIT_MS: u64 = 5000;
 
-/// How often a refused charge looks again while a dead process's memory is about to come back.
+/// The time after which a refused charge looks again while a dead process's memory is about to come back, in
+/// milliseconds.
 const LOOK_AGAIN_MS: u64 = 5;
 
-/// The shares on a device.
+/// Returns the shares on a device.
 pub(crate) fn shares_on(device: Device) -> impl DoubleEndedIterator<Item = &'static Share> {
     let mask = device::shares_of(device);
     config::shares()
@@ -33,7 +35,7 @@ fn first_two(device: Device) -> [Option<&'static Share>; 2] {
     [shares.next(), shares.next()]
 }
 
-/// Whether any share is on the device; others are not limited.
+/// Returns true if any share is on the device; other devices are not limited.
 #[inline]
 pub(crate) fn is_limited(device: Device) -> bool {
     device::shares_of(device) != 0
@@ -45,7 +47,7 @@ pub(crate) fn try_charge(device: Device, bytes: u64) -> Result<(), Refusal> {
     try_charge_as(device, bytes, Kind::Device)
 }
 
-/// The same for memory of either kind.
+/// Charges `bytes` of either kind if they fit right now.
 pub(crate) fn try_charge_as(device: Device, bytes: u64, kind: Kind) -> Result<(), Refusal> {
     if bytes == 0 {
         return Ok(());
@@ -78,12 +80,12 @@ pub(crate) fn try_charge_as(device: Device, bytes: u64, kind: Kind) -> Result<()
 }
 
 /// Charges `bytes`. Before refusing, takes back what dead processes hold, waiting for the driver to free it,
-/// and what this process's own pools no longer use.
+/// and what this process's own pools and graphs no longer use. The error is a CUDA code.
 pub(crate) fn charge(device: Device, bytes: u64) -> Result<(), i32> {
     charge_as(device, bytes, Kind::Device)
 }
 
-/// The same for memory of either kind.
+/// Does what [`charge`] does for memory of either kind.
 pub(crate) fn charge_as(device: Device, bytes: u64, kind: Kind) -> Result<(), i32> {
     if try_charge_as(device, bytes, kind).is_ok() {
         return Ok(());
@@ -128,8 +130,8 @@ pub(crate) fn charge_as(device: Device, bytes: u64, kind: Kind) -> Result<(), i3
     Err(OUT_OF_MEMORY)
 }
 
-/// What the driver answers in the end about memory that is charged: where it has none (`code`) shortly after a
-/// process of the share has died, it is asked again until that one's memory must be back.
+/// Returns the driver's final answer about memory that is charged. If it has none (`code`) shortly after a
+/// process of the share has died, it is asked again until that process's memory must be back.
 #[inline]
 pub(crate) fn retry(device: Device, code: i32, driver: impl Fn() -> i32) -> i32 {
     if code == OUT_OF_MEMORY { retry_after_death(device, &driver) } else { code }
@@ -153,7 +155,7 @@ fn retry_after_death(device: Device, driver: &dyn Fn() -> i32) -> i32 {
     OUT_OF_MEMORY
 }
 
-/// Charges bytes that exist already.
+/// Charges bytes that exist already, whatever the limit is.
 pub(crate) fn charge_forced(device: Device, bytes: u64) {
     if bytes > 0
         && let Some(share) = shares_on(device).next()
@@ -173,19 +175,19 @@ pub(crate) fn release(device: Device, bytes: u64) {
     }
 }
 
-/// Bytes that the shares on the device allow together, `u64::MAX` = no limit.
+/// Returns the bytes that the shares on the device allow together; `u64::MAX` = no limit.
 pub(crate) fn limit(device: Device) -> u64 {
     shares_on(device).fold(0, |sum: u64, share| sum.saturating_add(share.limit()))
 }
 
-/// What a tenant sees of a device's memory.
+/// A device's memory as a tenant sees it, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// The quota, or the device's memory where that is less.
+    /// The quota, or the device's memory if that is less.
     pub total: u64,
-    /// What of it is not charged, at most what the device has free.
+    /// The part of it that is not charged, at most what the device has free.
     pub free: u64,
-    /// What of it is charged.
+    /// The part of it that is charged.
     pub used: u64,
 }
 
@@ -198,7 +200,7 @@ pub(crate) fn seen(device: Device, free: u64, total: u64) -> Seen {
     see(shares_on(device), free, total)
 }
 
-/// The same for the shares of a GPU by its UUID, for NVML.
+/// Does what [`seen`] does for NVML, for the shares of a GPU by its UUID.
 pub(crate) fn seen_by_uuid(uuid: &[u8], free: u64, total: u64) -> Option<Seen> {
     let on_it = || {
         config::shares().iter().filter(|share| share.uuid().is_some_and(|id| id.as_str().as_bytes() == uuid))
@@ -218,17 +220,17 @@ fn see(shares: impl Iterator<Item = &'static Share>, free: u64, total: u64) -> S
     Seen { total, free: total.saturating_sub(used).min(free), used: used.min(total) }
 }
 
-/// Notes on all shares of a device something that the node agent should look at.
+/// Notes audit bits on all shares of a device, for the node agent.
 pub(crate) fn note(device: Device, bits: u64) {
     for share in shares_on(device) {
         share.note(bits);
     }
 }
 
-/// What of this process's charge on each device is no allocation.
+/// Bytes of this process's charge on each device that are not allocations.
 static OVERHEAD: [AtomicU64; device::MOST] = [const { AtomicU64::new(0) }; device::MOST];
 
-/// Counts a change of what of this process's charge is no allocation. It is charged or released apart.
+/// Counts a change of the bytes that are not allocations. The caller charges or releases them.
 pub(crate) fn add_overhead(device: Device, change: i64) {
     let Some(cell) = OVERHEAD.get(device) else { return };
     let before = cell.fetch_add(change as u64, Relaxed);
@@ -237,17 +239,17 @@ pub(crate) fn add_overhead(device: Device, change: i64) {
     }
 }
 
-/// What of this process's charge is no allocation.
+/// Returns the bytes of this process's charge that are not allocations.
 pub(crate) fn overhead(device: Device) -> u64 {
     OVERHEAD.get(device).map_or(0, |cell| cell.load(Relaxed))
 }
 
-/// Everything that this process has charged on a device.
+/// Returns all bytes that this process has charged on a device.
 pub(crate) fn held(device: Device) -> u64 {
     shares_on(device).map(Share::held).sum()
 }
 
-/// In a forked child: nothing of the parent's is ours.
+/// Forgets, in a forked child, everything that is the parent's.
 pub(crate) fn renew_after_fork() {
     for cell in &OVERHEAD {
         cell.store(0, Relaxed);

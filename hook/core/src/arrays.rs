@@ -1,6 +1,6 @@
-//! Sizes of arrays, from their descriptors: the driver does not tell what an array takes.
+//! The sizes of arrays, from their descriptors: the driver does not tell what an array takes.
 
-/// Arrays take whole tiles of this size (assumed).
+/// The tile of an array in bytes: arrays take whole tiles (assumed).
 const TILE: u64 = 64 << 10;
 
 /// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: no memory comes with the array.
@@ -81,7 +81,7 @@ shape!(Solid, d => d.depth as u64, d.flags);
 shape!(SolidV1, d => u64::from(d.depth), d.flags);
 
 impl Shape {
-    /// Bytes that an array takes; `None` = more than there can be.
+    /// Returns the bytes that an array takes; `None` if that is more than there can be.
     pub(crate) fn bytes(&self) -> Option<u64> {
         if self.flags & WITHOUT_MEMORY != 0 {
             return Some(0);
@@ -89,7 +89,7 @@ impl Shape {
         self.content()?.checked_next_multiple_of(TILE)
     }
 
-    /// Bytes that a mipmapped array of so many levels takes.
+    /// Returns the bytes that a mipmapped array of so many levels takes.
     pub(crate) fn mipmap_bytes(&self, levels: u32) -> Option<u64> {
         if self.flags & WITHOUT_MEMORY != 0 {
             return Some(0);
@@ -110,7 +110,7 @@ impl Shape {
     }
 }
 
-/// Halves of a byte that a texel takes. A format that is not known is taken for the largest.
+/// Returns the number of half bytes that a texel takes. An unknown format is taken for the largest.
 fn half_bytes(format: u32, channels: u32) -> u32 {
     match format {
         // One number per channel.

@@ -1,7 +1,7 @@
-//! Captures: which streams were told to capture, and driver calls of ours that spoil nobody's.
+//! Captures: which streams were told to capture, and how the limiter's driver calls spoil no capture.
 //!
-//! Which streams take part besides only the driver knows: a stream joins by an event. So as long as any capture is
-//! open, the driver is asked about the stream of each launch and allocation.
+//! Only the driver knows which other streams take part: a stream joins by an event. So as long as any capture
+//! is open, the driver is asked about the stream of each launch and allocation.
 
 use crate::compute::PER_THREAD;
 use crate::lock::Mutex;
@@ -14,22 +14,22 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 /// The streams whose captures have begun and not ended, with their contexts.
 static OPEN: Mutex<Map<u64>> = Mutex::new(Map::new());
 
-/// Their number and that of captures about to begin; no fewer than there are.
+/// The number of these streams and of captures about to begin; never fewer than there are.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// Whether any stream of the process may capture.
+/// Returns true if any stream of the process may capture.
 #[inline]
 pub(crate) fn are_open() -> bool {
     COUNT.load(Acquire) > 0
 }
 
-/// Whether work for a stream goes into a graph now. The stream has its explicit name
+/// Returns true if work for a stream goes into a graph now. The stream has its explicit name
 /// ([`compute::named`]).
 pub(crate) fn take(stream: u64) -> bool {
     are_open() && is_capturing(stream)
 }
 
-/// Whether work for a stream goes into a graph, or where it goes cannot be told: the legacy stream answers
+/// Returns true if work for a stream goes into a graph, or if that cannot be told: the legacy stream answers
 /// an error while another stream captures.
 fn is_capturing(stream: u64) -> bool {
     let mut status = 0;
@@ -37,7 +37,8 @@ fn is_capturing(stream: u64) -> bool {
     unsafe { real::cuStreamIsCapturing(stream, &mut status) }.is_some_and(|code| code != 0 || status != 0)
 }
 
-/// Makes driver calls of ours in a mode of captures in which they spoil none, of this thread or others.
+/// Makes the limiter's driver calls in a capture mode in which they spoil no capture, of this thread or
+/// others.
 pub(crate) fn relaxed<T>(part: impl FnOnce() -> T) -> T {
     const RELAXED: i32 = 2;
     let before = exchange_mode(RELAXED);
@@ -51,7 +52,7 @@ fn exchange_mode(mut mode: i32) -> Option<i32> {
     (unsafe { real::cuThreadExchangeStreamCaptureMode(&mut mode) } == Some(0)).then_some(mode)
 }
 
-/// What a stream is listed by: the per-thread one is another stream in each thread.
+/// Returns the name that a stream is listed by: the per-thread stream is another one in each thread.
 fn name(stream: u64) -> u64 {
     if stream == PER_THREAD { sys::thread_pointer() | 1 << 63 } else { stream }
 }
@@ -77,7 +78,8 @@ pub(crate) fn begin(stream: u64, driver: impl Fn() -> i32) -> i32 {
     code
 }
 
-/// Lists a stream; whether it was not yet. One that there is no memory for is never taken off.
+/// Lists a stream; returns true if it was not listed yet. A stream that there is no memory for is never taken
+/// off.
 fn enter(name: u64, context: u64) -> bool {
     let mut open = OPEN.lock();
     let is_new = open.get(name).is_none();
@@ -91,7 +93,7 @@ fn leave(name: u64) -> Option<u64> {
     Some(context)
 }
 
-/// Ends a capture, which it does even where the capture had become invalid.
+/// Ends a capture, which works even where the capture had become invalid.
 pub(crate) fn end(stream: u64, driver: impl Fn() -> i32) -> i32 {
     if state::mode() == Mode::Failed {
         return REFUSED;
@@ -117,7 +119,7 @@ pub(crate) fn destroy_stream(stream: u64, driver: impl Fn() -> i32) -> i32 {
     code
 }
 
-/// A context is gone, and its streams with it.
+/// Forgets the captures on streams of a context that is gone.
 pub(crate) fn context_gone(context: u64) {
     while are_open() {
         let found = OPEN.lock().find_key(|_, of| *of == context);
@@ -127,7 +129,7 @@ pub(crate) fn context_gone(context: u64) {
     }
 }
 
-/// In a forked child: nothing captures.
+/// Forgets all captures, in a forked child.
 pub(crate) fn renew_after_fork() {
     OPEN.renew_after_fork();
     OPEN.lock().clear();

@@ -1,10 +1,10 @@
-//! Launches: they wait until their share has paid for those before, and some are timed by events.
+//! Launches: they wait until their share has paid for earlier ones, and some are timed by events.
 //!
-//! What is decided is in `aliquot_quota`'s `pacer`, with `gate`, `till` and `meter` behind it; here are the
-//! clock, the sleeping and the driver. Most launches spend a lease and go. The others wait on time only, never
-//! on the GPU, so kernels that wait for each other are launched in the end. Launches into a capture are neither
-//! gated nor charged nor timed: the launch of the graph is. Driver calls of ours are made so that they spoil no
-//! capture, and while one is open nothing is timed on the legacy stream.
+//! `aliquot_quota`'s `pacer` decides, with `gate`, `till` and `meter` behind it; this module has the clock,
+//! the sleeping and the driver. Most launches spend a lease and go. The others wait for time only, never for
+//! the GPU, so kernels that wait for each other are launched in the end. Launches into a capture are neither
+//! gated nor charged nor timed: the launch of the graph is. The limiter's driver calls are made so that they
+//! spoil no capture, and while one is open nothing is timed on the legacy stream.
 
 mod here;
 mod several;
@@ -34,14 +34,15 @@ pub(crate) const LEGACY: u64 = 1;
 /// `CU_STREAM_PER_THREAD`
 pub(crate) const PER_THREAD: u64 = 2;
 
-/// How long a launch waits for what others of its share have launched, by its own clock. Beyond that it goes as soon as
-/// what this process has launched is paid for, and is charged: a debt of theirs that lasts longer is of kernels of 300 ms
-/// and more in a share of one percent, or was written into the region.
+/// The longest time that a launch waits for what others of its share have launched, in nanoseconds of its own
+/// clock. After that it goes as soon as what this process has launched is paid for, and is charged. A debt of
+/// other processes that lasts longer comes from kernels of 300 ms and more in a share of one percent, or was
+/// written into the region.
 const MOST_WAIT_NS: u64 = 30_000_000_000;
-/// Launches of a thread without a limit between two looks at the quota.
+/// The number of launches of a thread without a limit between two looks at the quota.
 const UNLIMITED_LAUNCHES: u32 = 256;
 
-/// The explicit name of a stream, whose 0 is `default`.
+/// Returns the explicit name of a stream, whose 0 is `default`.
 pub(crate) const fn named(stream: u64, default: u64) -> u64 {
     if stream == 0 { default } else { stream }
 }
@@ -49,17 +50,18 @@ pub(crate) const fn named(stream: u64, default: u64) -> u64 {
 static METER: Mutex<Meter> = Mutex::new(Meter::new());
 static TILLS: [Till; device::MOST] = [const { Till::new() }; device::MOST];
 
-/// Where this process's leases of each device are, as last seen: in the region of the first share that limits it.
+/// This process's leases of each device, as last seen: in the region of the first share that limits it.
 static PURSES: [AtomicPtr<Purse>; device::MOST] = [const { AtomicPtr::new(null_mut()) }; device::MOST];
 
-/// The driver's handles of the learner's events, and their contexts. Each event is one thread's at a time.
+/// The driver's handles of the learner's events; their contexts follow. Each event is one thread's at a time.
 static HANDLES: [AtomicU64; EVENTS] = [const { AtomicU64::new(0) }; EVENTS];
 static OWNERS: [AtomicU64; EVENTS] = [const { AtomicU64::new(0) }; EVENTS];
 
-/// One thread looks at events at a time; the others have better things to do.
+/// True while a thread looks at events; only one does at a time.
 static LOOKING: AtomicBool = AtomicBool::new(false);
 
-/// The shares on a device that limit its time, by number; none if one of them is without limit.
+/// Returns the shares that limit a device's time, with their numbers and percentages; none if one share on
+/// the device has no limit.
 fn limiting(device: Device) -> impl Iterator<Item = (usize, &'static Share, u8)> + Clone {
     let has_free = account::shares_on(device).any(|share| share.percent() == 0);
     let mask = if has_free { 0 } else { device::shares_of(device) };
@@ -71,10 +73,10 @@ fn limiting(device: Device) -> impl Iterator<Item = (usize, &'static Share, u8)>
         .map(|(index, share)| (index, share, share.percent()))
 }
 
-/// Marks an account: the charge is borrowed time's.
+/// A mark of an account whose charges are borrowed time.
 const BORROWED: u32 = 1 << 16;
 
-/// The share of an account.
+/// Returns the share of an account, and its region.
 fn payer(account: u32) -> Option<(&'static Share, &'static Region)> {
     let share = config::shares().get((account & !BORROWED) as usize)?;
     Some((share, share.region()?))
@@ -110,7 +112,7 @@ pub(crate) fn launch(key: u64, stream: u64, is_delicate: bool, driver: impl Fn()
     slow(key, stream, is_delicate, cell, &driver)
 }
 
-/// Whether a lease pays for a launch.
+/// Pays for a launch by a lease; returns true if that was possible.
 #[inline]
 fn is_paid(key: u64, stream: u64, cell: usize) -> bool {
     match device::only() {
@@ -119,14 +121,15 @@ fn is_paid(key: u64, stream: u64, cell: usize) -> bool {
     }
 }
 
-/// The same where there are several devices: the driver is asked which one it is.
+/// Does what [`is_paid`] does where there are several devices: the driver is asked which one it is.
 #[inline(never)]
 fn is_paid_somewhere(key: u64, stream: u64, cell: usize) -> bool {
     let Some(device) = device::hint(stream) else { return false };
     purse(device).is_some_and(|purse| till(device).pays(purse, cell, on(device, key)))
 }
 
-/// A key on a device. Where there is but one, the key alone has to do: the fast path knows no more.
+/// Returns the key for a device. With only one device it is the key alone, because the fast path knows no
+/// more.
 fn on(device: Device, key: u64) -> u64 {
     if device::only().is_some() { key } else { key ^ (device as u64) << 56 }
 }
@@ -165,7 +168,7 @@ fn slow(key: u64, stream: u64, is_delicate: bool, cell: usize, driver: &dyn Fn()
     }
 }
 
-/// Whether any share has a limit, as last seen.
+/// True if any share had a limit at the last look.
 static IS_LIMITING: AtomicBool = AtomicBool::new(false);
 
 fn of(device: Device, context: u64, key: u64, stream: u64, is_delicate: bool) -> Launch {
@@ -179,7 +182,7 @@ fn of(device: Device, context: u64, key: u64, stream: u64, is_delicate: bool) ->
     }
 }
 
-/// Waits until a share on the device lets a launch go; `None` where there is no limit.
+/// Waits until a share on the device lets a launch go. Returns `None` if there is no limit.
 fn pass(here: &Here, cell: usize, launch: &Launch, may_time: bool) -> Option<pacer::Ticket> {
     let mut waits_since = None;
     loop {
@@ -205,7 +208,8 @@ fn pass(here: &Here, cell: usize, launch: &Launch, may_time: bool) -> Option<pac
     }
 }
 
-/// A capture is about to begin, and counted: nothing may be timed over several streams from now on.
+/// Prepares for a capture that is about to begin and is counted: nothing may be timed over several streams
+/// from now on.
 pub(crate) fn capture_begins() {
     // Another thread may be recording the last events of a window, on streams that are not its own.
     for _ in 0..100 {
@@ -217,7 +221,7 @@ pub(crate) fn capture_begins() {
     TILLS.iter().for_each(|till| till.watch(false));
 }
 
-/// Destroys a stream, on which no event may be recorded from then on.
+/// Destroys a stream; no event may be recorded on it from then on.
 pub(crate) fn destroy_stream(stream: u64, driver: impl Fn() -> i32) -> i32 {
     match state::mode() {
         Mode::Failed => return REFUSED,
@@ -234,7 +238,7 @@ pub(crate) fn destroy_stream(stream: u64, driver: impl Fn() -> i32) -> i32 {
     captures::destroy_stream(stream, driver)
 }
 
-/// Unloads code, after which functions may be others by the same handles.
+/// Unloads code; after that the same handles may be other functions.
 pub(crate) fn unload(driver: impl Fn() -> i32) -> i32 {
     if state::mode() == Mode::Failed {
         return REFUSED;
@@ -245,12 +249,12 @@ pub(crate) fn unload(driver: impl Fn() -> i32) -> i32 {
     code
 }
 
-/// An instantiated graph is gone, and another may get its handle.
+/// Forgets an instantiated graph that is gone: another may get its handle.
 pub(crate) fn graph_gone(exec: u64) {
     each_key(exec, |meter, key| meter.forget(key));
 }
 
-/// What an instantiated graph does has been changed, unless the driver refused to: its next launch is timed.
+/// Notes that an instantiated graph was changed, unless the driver refused: its next launch is timed.
 pub(crate) fn change_graph(exec: u64, driver: impl Fn() -> i32) -> i32 {
     let code = state::pass(driver);
     if code == 0 && state::mode() == Mode::Limited {
@@ -259,7 +263,8 @@ pub(crate) fn change_graph(exec: u64, driver: impl Fn() -> i32) -> i32 {
     code
 }
 
-/// Takes a key off the fast path, on each device that it may have been launched on.
+/// Takes a key off the fast path on each device that it may have been launched on, and does `part` with it
+/// there.
 fn each_key(key: u64, part: impl Fn(&mut Meter, u64)) {
     let devices = if device::only().is_some() { 1 } else { device::MOST };
     for device in 0..devices {
@@ -269,7 +274,7 @@ fn each_key(key: u64, part: impl Fn(&mut Meter, u64)) {
     }
 }
 
-/// A context is gone, and its events with it.
+/// Forgets the events of a context that is gone.
 pub(crate) fn context_gone(context: u64) {
     METER.lock().context_gone(context);
     for (handle, owner) in HANDLES.iter().zip(&OWNERS) {
@@ -280,7 +285,7 @@ pub(crate) fn context_gone(context: u64) {
     }
 }
 
-/// In a forked child: nothing has been launched.
+/// Forgets all launches, in a forked child.
 pub(crate) fn renew_after_fork() {
     METER.renew_after_fork();
     METER.lock().clear();

@@ -1,4 +1,4 @@
-//! Which shares this container has, and what the environment makes of them.
+//! The shares that this container has, and how the environment lowers them.
 //!
 //! Shares are found by listing the directory that the node mounted read-only, never by the environment,
 //! because the environment is the tenant's.
@@ -9,28 +9,28 @@ use crate::share::{Path, Share};
 use crate::sys::{ENOENT, File};
 use core::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Release};
 
-/// Shares that a container can have.
+/// The most shares that a container can have.
 pub(crate) const MOST: usize = 64;
 
 static SHARES: [Share; MOST] = [const { Share::new() }; MOST];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Why the limiter cannot work.
+/// The reason why the limiter cannot work.
 pub(crate) type Reason = Text<400>;
 
-/// The container's shares.
+/// Returns the container's shares.
 pub(crate) fn shares() -> &'static [Share] {
     SHARES.get(..COUNT.load(Acquire)).unwrap_or_default()
 }
 
-/// Whether any share is of a MIG device.
+/// Returns true if any share is of a MIG device.
 pub(crate) fn has_partitions() -> bool {
     shares().iter().any(|share| share.uuid().is_some_and(|uuid| uuid.is_partition()))
 }
 
-/// Folder of everything that the node mounted, ended by zeros. Nothing at run time can name another one. Programs that run
-/// outside of containers (tests, benches, the demo without user namespaces) load a copy of the built library in which
-/// they have written another path here; `aliquot_sim_node::limiter_at` does.
+/// The folder of everything that the node mounted, ended by zeros. Nothing at run time can name another one.
+/// Programs that run outside of containers (tests, benches, the demo without user namespaces) load a copy of
+/// the built library in which `aliquot_sim_node::limiter_at` has written another path here.
 static ROOT: [u8; 512] = {
     const MOUNTED: &[u8] = b"aliquot-root=/run/aliquot";
     let mut root = [0; 512];
@@ -39,7 +39,7 @@ static ROOT: [u8; 512] = {
     root
 };
 
-/// The path in [`ROOT`].
+/// Returns the path in [`ROOT`]. The error says why there is no quota.
 fn root() -> Result<Path, Reason> {
     // SAFETY: a static array of bytes. Volatile, so that it is read from where it is in the file.
     let bytes = unsafe { core::ptr::read_volatile(&raw const ROOT) };
@@ -102,7 +102,7 @@ pub(crate) fn load() -> Result<(), Reason> {
     if env::is_secure_mode() { Ok(()) } else { lower_by_environment() }
 }
 
-/// Name of the first directory entry, and what follows the entry.
+/// Returns the name of the first directory entry, and what follows the entry.
 fn split_entry(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let length = usize::from(u16::from_le_bytes(bytes.get(16..18)?.try_into().ok()?));
     let name = bytes.get(19..length)?;
@@ -110,8 +110,8 @@ fn split_entry(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((name.get(..end)?, bytes.get(length..)?))
 }
 
-/// Applies HAMi's variables. `CUDA_DEVICE_MEMORY_LIMIT_<i>` is for the claim's i-th device, the name without
-/// an index for every device without one of its own.
+/// Applies HAMi's variables. `CUDA_DEVICE_MEMORY_LIMIT_<i>` is for the claim's i-th device; the name without
+/// an index is for every device without a variable of its own.
 fn lower_by_environment() -> Result<(), Reason> {
     const MEMORY: &[u8] = b"CUDA_DEVICE_MEMORY_LIMIT";
     let mut failure = Ok(());
@@ -159,9 +159,9 @@ fn lower_by_environment() -> Result<(), Reason> {
     failure
 }
 
-/// Whether a limit is only what the node wrote into the environment when the container started: the share may
-/// have grown since. The node says what it wrote in `ALIQUOT_SHARE_<end of the id>`; both are the tenant's to
-/// change, and neither can raise a limit.
+/// Returns true if a limit is only what the node wrote into the environment when the container started: the
+/// share may have grown since. The node says what it wrote in `ALIQUOT_SHARE_<end of the id>`. The tenant can
+/// change both variables, and neither can raise a limit.
 fn is_from_node(share: &Share, bytes: u64) -> bool {
     let path = share.quota_path();
     let Some(id) = path.as_bytes().strip_suffix(b"/quota") else { return false };
@@ -180,7 +180,7 @@ fn text(bytes: &[u8]) -> Text<64> {
     text
 }
 
-/// In a forked child: forget what belongs to the parent. The quotas are read again.
+/// Forgets, in a forked child, what belongs to the parent. The quotas are read again.
 pub(crate) fn renew_after_fork() {
     for share in &SHARES {
         share.renew_after_fork();

@@ -1,8 +1,9 @@
 //! Contexts: what they cost, and what goes with them.
 //!
-//! A context takes device memory that no allocation shows. It is measured by NVML before and after where
-//! NVML lists this process, and remembered in the region, so that the next process charges it before its
-//! context is made; else it is assumed from the size of the GPU. A context that does not fit is undone.
+//! A context takes device memory that no allocation shows. Where NVML lists this process, that memory is
+//! measured by NVML before and after, and remembered in the region, so that the next process charges it
+//! before its context is made. Otherwise it is assumed from the size of the GPU. A context that does not fit
+//! is undone.
 
 mod limits;
 
@@ -20,14 +21,14 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use limits::Raised;
 
-/// Device memory of a context for each multiprocessor, where it can be neither measured nor looked up
-/// (assumed: 0.4 to 0.6 GiB on the large boards).
+/// Device memory of a context for each multiprocessor, in bytes, where it can be neither measured nor looked
+/// up (assumed: 0.4 to 0.6 GiB on the large boards).
 const ASSUMED_PER_MULTIPROCESSOR: u64 = 4 << 20;
 
 #[derive(Clone, Copy)]
 struct Cost {
     device: u16,
-    /// What it takes itself, raised limits included.
+    /// Bytes that the context itself takes, raised limits included.
     bytes: u64,
     raised: [Raised; limits::COUNT],
 }
@@ -42,7 +43,7 @@ fn ordinal(device: i32) -> Option<Device> {
     usize::try_from(device).ok().filter(|device| *device < device::MOST)
 }
 
-/// Makes a context on a device; `made` tells its handle.
+/// Makes a context on a device; `made` returns its handle.
 pub(crate) fn create(
     device: i32,
     driver: impl Fn() -> i32,
@@ -71,7 +72,7 @@ pub(crate) fn create(
     let context = made();
     device::remember(context, device);
     let measured = match (before, nvml::used_by_us(index)) {
-        // A process of this pid that had memory before our first context is another one.
+        // A process of this pid that had memory before this process's first context is another one.
         (nvml::Use::Listed(_), _) if is_first => None,
         (nvml::Use::Listed(before), nvml::Use::Listed(after)) => after.checked_sub(before),
         (nvml::Use::NotListed, nvml::Use::Listed(after)) => {
@@ -80,7 +81,7 @@ pub(crate) fn create(
         }
         _ => None,
     };
-    // What other threads allocated meanwhile is not the context's.
+    // Memory that other threads allocated meanwhile is not the context's.
     let meanwhile = account::held(index).saturating_sub(held_before);
     let cost = match measured {
         Some(measured) => {
@@ -115,7 +116,8 @@ pub(crate) fn create(
     }
 }
 
-/// Contexts being made. Until one is entered, its memory must not be taken for something else that has grown.
+/// The number of contexts being made. Until one is entered, its memory must not be taken for something else
+/// that has grown.
 static UNDER_WAY: AtomicU32 = AtomicU32::new(0);
 
 struct UnderWay;
@@ -157,13 +159,12 @@ fn enter(context: u64, device: Device, bytes: u64, fits: bool) -> Entered {
     Entered::New
 }
 
-/// How often what is no allocation is measured anew.
+/// The shortest time between two measurements of what is not allocations, in milliseconds.
 const AGE_MS: u64 = 500;
 
-/// Measures anew what of this process's memory is no allocation: modules are loaded lazily, kernels need
-/// more local memory.
-/// At most once in a while: by what the node agent measured, else by NVML, which takes its time, and only where
-/// that lists this process.
+/// Measures again which part of this process's memory is not allocations: modules are loaded lazily, and
+/// kernels need more local memory. This is done at most once in [`AGE_MS`]: by what the node agent measured,
+/// or else by NVML, which takes its time, and only where NVML lists this process.
 pub(crate) fn refresh(device: Device) {
     let now = sys::coarse_ms();
     glance(device, now);
@@ -183,16 +184,17 @@ pub(crate) fn refresh(device: Device) {
     if UNDER_WAY.load(Acquire) != 0 {
         return;
     }
-    // What was counted at the same instant lies between these two; the larger one blames no allocation.
+    // The count at the instant of the measurement lies between these two; the larger one blames no
+    // allocation.
     let counted = counted_before.max(counted());
     let _one_at_a_time = REFRESHING.lock();
     let beyond = measured.saturating_sub(counted);
     set_overhead(device, beyond..=beyond);
 }
 
-/// Takes over what the node agent has measured since, at most once in a while. Cheap enough for every charge, so
-/// that hidden memory is found in programs too that never ask how much they have.
-/// `now` is [`sys::coarse_ms`].
+/// Takes over what the node agent has measured since, at most once in [`AGE_MS`]. It is cheap enough for
+/// every charge, so hidden memory is also found in programs that never ask how much they have. `now` is
+/// [`sys::coarse_ms`].
 pub(crate) fn glance(device: Device, now: u64) {
     static GLANCED: [AtomicU64; device::MOST] = [const { AtomicU64::new(0) }; device::MOST];
     let (Some(cell), Some(known)) = (GLANCED.get(device), AGENT_KNOWS.get(device)) else { return };
@@ -218,10 +220,10 @@ pub(crate) fn glance(device: Device, now: u64) {
     }
 }
 
-/// Whether the node agent's last measure has this process.
+/// True if the node agent's last measurement has this process.
 static AGENT_KNOWS: [AtomicBool; device::MOST] = [const { AtomicBool::new(false) }; device::MOST];
 
-/// When contexts of this process came or went last.
+/// The last time that a context of this process came or went, in nanoseconds.
 static CHANGED_NS: [AtomicU64; device::MOST] = [const { AtomicU64::new(0) }; device::MOST];
 
 fn note_change(device: Device) {
@@ -235,7 +237,7 @@ fn is_due(cell: &AtomicU64, now: u64) -> bool {
     now.wrapping_sub(before) >= AGE_MS && cell.compare_exchange(before, now, Relaxed, Relaxed).is_ok()
 }
 
-/// Charges as overhead what it is known to be within these bounds. [`REFRESHING`] is held.
+/// Charges as overhead what it is known to be within these bounds. The caller holds [`REFRESHING`].
 fn set_overhead(device: Device, bounds: core::ops::RangeInclusive<u64>) {
     let mut known = 0;
     COSTS.lock().find_key(|_, cost| {
@@ -252,10 +254,10 @@ fn set_overhead(device: Device, bounds: core::ops::RangeInclusive<u64>) {
     account::add_overhead(device, overhead.wrapping_sub(charged) as i64);
 }
 
-/// Protects the change of the overhead by [`refresh`].
+/// The lock of changes of the overhead.
 static REFRESHING: Mutex<()> = Mutex::new(());
 
-/// A context is gone, and everything in it.
+/// Forgets a context that is gone, and everything in it.
 pub(crate) fn gone(context: u64) {
     linear::context_gone(context);
     compute::context_gone(context);
@@ -274,7 +276,7 @@ pub(crate) fn gone(context: u64) {
     }
 }
 
-/// Retains a device's primary context, which makes it if it does not live.
+/// Retains a device's primary context, and makes it if it does not live.
 pub(crate) fn retain_primary(
     device: i32,
     driver: impl Fn() -> i32,
@@ -293,7 +295,7 @@ pub(crate) fn retain_primary(
     if state::mode() == Mode::Failed { REFUSED } else { driver() }
 }
 
-/// Releases or resets a device's primary context; whatever it held is gone if it does not live on.
+/// Releases or resets a device's primary context; whatever it held is gone unless it lives on.
 pub(crate) fn release_primary(device: i32, driver: impl Fn() -> i32, is_reset: bool) -> i32 {
     if state::mode() == Mode::Failed {
         return REFUSED;
@@ -311,7 +313,7 @@ pub(crate) fn release_primary(device: i32, driver: impl Fn() -> i32, is_reset: b
     code
 }
 
-/// Ends a context.
+/// Destroys a context.
 pub(crate) fn destroy(context: u64, driver: impl Fn() -> i32) -> i32 {
     if state::mode() == Mode::Failed {
         return REFUSED;
@@ -323,8 +325,8 @@ pub(crate) fn destroy(context: u64, driver: impl Fn() -> i32) -> i32 {
     code
 }
 
-/// Restores a process from its checkpoint, for which its charge has stayed; not to other devices (`moves`), where it has
-/// none.
+/// Restores a process from its checkpoint; its charge has stayed. Refuses to restore it to other devices
+/// (`moves`), where it has no charge.
 pub(crate) fn restore(moves: bool, driver: impl Fn() -> i32) -> i32 {
     /// `CUDA_ERROR_NOT_SUPPORTED`
     const NOT_SUPPORTED: i32 = 801;
@@ -371,7 +373,7 @@ fn assumed_cost(device: i32) -> u64 {
     u64::try_from(count).unwrap_or_default() * ASSUMED_PER_MULTIPROCESSOR
 }
 
-/// In a forked child: no context lives.
+/// Forgets all contexts, in a forked child.
 pub(crate) fn renew_after_fork() {
     COSTS.renew_after_fork();
     REFRESHING.renew_after_fork();

@@ -9,26 +9,26 @@ use crate::{nvml, real};
 use core::fmt::Write;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-/// Devices that a process can have.
+/// The most devices that a process can have.
 pub(crate) const MOST: usize = 64;
 
-/// Bit `i` = the container's i-th share is on the device.
+/// The shares on each device: bit `i` = the container's i-th share.
 static SHARES: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
-/// 1 where the process has one device only.
+/// 1 if the process has one device only.
 static ONLY: AtomicU64 = AtomicU64::new(0);
 static MATCHED: AtomicBool = AtomicBool::new(false);
 
-/// Device of each context that has been current, plus one.
+/// The device, plus one, of each context that has been current.
 static CONTEXTS: Mutex<Map<u16>> = Mutex::new(Map::new());
 
-/// The contexts that were asked for last, each with its device plus one in the lowest byte: contexts are addresses
-/// in user space, so both fit. 0 = none.
+/// The contexts that were last asked for, each with its device plus one in the lowest byte; 0 = none.
+/// Contexts are addresses in user space, so both fit.
 static RECENT: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 
-/// A device by its CUDA ordinal.
+/// The CUDA ordinal of a device.
 pub(crate) type Device = usize;
 
-/// Matches the driver's devices with the container's shares by UUID, after cuInit. The reason if a share
+/// Matches the driver's devices with the container's shares by UUID, after cuInit. The error says why a share
 /// cannot be enforced.
 pub(crate) fn match_shares() -> Result<(), config::Reason> {
     if MATCHED.load(Acquire) {
@@ -70,10 +70,11 @@ pub(crate) fn match_shares() -> Result<(), config::Reason> {
     Ok(())
 }
 
-/// Refuses a device without a share where a share is without a device (not in `found`), unless the container has that
-/// share's device too and the program just does not see it: it chose another one (`CUDA_VISIBLE_DEVICES`), or has one of
-/// several MIG devices. That is asked of NVML, which shows what the container has, whatever a program chose. Otherwise the
-/// device is the share's own under another UUID, or somebody else's, and nothing would limit it.
+/// Refuses a device without a share where a share is without a device (not in `found`). It does not refuse if
+/// the container has that share's device too and the program just does not see it, because it chose another
+/// one (`CUDA_VISIBLE_DEVICES`) or has one of several MIG devices. NVML is asked about that, because it shows
+/// what the container has, whatever a program chose. Otherwise the device is the share's own under another
+/// UUID, or somebody else's, and nothing would limit it.
 fn refuse_misnamed(found: u64, device: &Text<40>) -> Result<(), config::Reason> {
     let shares = config::shares().iter().enumerate().filter(|(index, _)| found >> index & 1 == 0);
     for uuid in shares.filter_map(|(_, share)| share.uuid()) {
@@ -95,8 +96,8 @@ fn refuse_misnamed(found: u64, device: &Text<40>) -> Result<(), config::Reason> 
     Ok(())
 }
 
-/// A device by its ordinal, and the digits of its UUID: of a MIG device the partition's own, not those of its GPU, so
-/// whatever a program named to get there, it is the driver that says which partition it got.
+/// Returns the device of an ordinal and the digits of its UUID. For a MIG device that is the partition's own
+/// UUID, not its GPU's: whatever name a program used to get there, the driver says which partition it got.
 fn identify(ordinal: i32) -> Result<(i32, Text<40>), config::Reason> {
     let (mut device, mut bytes) = (0, [0; 16]);
     // SAFETY: the driver writes a device and 16 bytes.
@@ -122,7 +123,8 @@ fn identify(ordinal: i32) -> Result<(i32, Text<40>), config::Reason> {
     Ok((device, uuid_text(&bytes)))
 }
 
-/// A UUID without what it is of, as the driver tells it: UUIDs of GPUs and of MIG devices are never the same.
+/// Returns a UUID without its prefix, as the driver tells it: UUIDs of GPUs and of MIG devices are never the
+/// same.
 fn digits(uuid: &str) -> &str {
     uuid.strip_prefix("GPU-").or_else(|| uuid.strip_prefix("MIG-")).unwrap_or_default()
 }
@@ -136,7 +138,7 @@ fn is_under_mps() -> bool {
     crate::sys::exists(path.as_c())
 }
 
-/// The eight-four-four-four-twelve form of a UUID.
+/// Returns a UUID as text, in groups of 8, 4, 4, 4 and 12 digits.
 fn uuid_text(bytes: &[u8; 16]) -> Text<40> {
     let mut text = Text::new();
     for (at, byte) in bytes.iter().enumerate() {
@@ -148,19 +150,19 @@ fn uuid_text(bytes: &[u8; 16]) -> Text<40> {
     text
 }
 
-/// Shares on a device, as bits.
+/// Returns the shares on a device, as bits.
 #[inline]
 pub(crate) fn shares_of(device: Device) -> u64 {
     SHARES.get(device).map_or(0, |mask| mask.load(Relaxed))
 }
 
-/// The process's device if there is but one.
+/// Returns the process's device if there is only one.
 #[inline]
 pub(crate) fn only() -> Option<Device> {
     (ONLY.load(Relaxed) == 1).then_some(0)
 }
 
-/// The calling thread's device and context, if it has a current context.
+/// Returns the calling thread's device and context, if it has a current context.
 pub(crate) fn current() -> Option<(Device, u64)> {
     let mut context = 0;
     // SAFETY: the driver writes one handle.
@@ -175,7 +177,7 @@ pub(crate) fn current() -> Option<(Device, u64)> {
     Some((device, context))
 }
 
-/// Device of the calling thread's context, which the driver is asked for.
+/// Asks the driver for the device of the calling thread's context.
 #[inline]
 fn ask_current() -> Option<Device> {
     let mut device = 0;
@@ -184,7 +186,7 @@ fn ask_current() -> Option<Device> {
     usize::try_from(device).ok().filter(|_| code == Some(0))
 }
 
-/// Device of a context that has been seen.
+/// Returns the device of a context that has been seen.
 pub(crate) fn of_context(context: u64) -> Option<Device> {
     if let Some(device) = recent(context) {
         return Some(device);
@@ -196,7 +198,7 @@ pub(crate) fn of_context(context: u64) -> Option<Device> {
     Some(usize::from(device - 1))
 }
 
-/// The same without a lock, of one that was asked for lately.
+/// Returns the device of a context that was recently asked for, without a lock.
 #[inline]
 fn recent(context: u64) -> Option<Device> {
     let found = RECENT.get(place(context))?.load(Relaxed);
@@ -208,20 +210,21 @@ fn place(context: u64) -> usize {
     (context.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize
 }
 
-/// Where a launch on a stream goes, as far as one call of the driver and no lock tells: a stream that was made is of its
-/// context, whichever is current (kernels of libraries run in any), and a default stream of the current one.
+/// Returns the device of a launch on a stream, as far as one driver call and no lock can tell. A stream that
+/// the program created belongs to its context, whichever is current (kernels of libraries run in any); a
+/// default stream belongs to the current one.
 #[inline]
 pub(crate) fn hint(stream: u64) -> Option<Device> {
     if is_default(stream) { ask_current() } else { recent(context_of(stream)?) }
 }
 
-/// Where a launch on a stream goes: device and context.
+/// Returns the device and context of a launch on a stream.
 pub(crate) fn of_launch(stream: u64) -> Option<(Device, u64)> {
     let here = current();
     if only().is_some() || is_default(stream) {
         return here;
     }
-    // What the driver does not know as a stream it will not launch on.
+    // The driver will not launch on a stream that it does not know.
     let Some(context) = context_of(stream) else { return here };
     if here.is_some_and(|(_, current)| current == context) {
         return here;
@@ -240,7 +243,7 @@ fn context_of(stream: u64) -> Option<u64> {
     (unsafe { real::cuStreamGetCtx(stream, &mut context) } == Some(0)).then_some(context)
 }
 
-/// Does something with a context current, as it may be already.
+/// Does something with a context current; the context may already be current.
 pub(crate) fn within<T>(context: u64, part: impl FnOnce() -> T) -> T {
     let mut before = 0;
     // SAFETY: the driver writes one handle; the context is one that the driver named.
@@ -280,7 +283,7 @@ fn forget_recent(context: u64) {
     }
 }
 
-/// In a forked child, nothing is known of any device.
+/// Forgets all devices, in a forked child.
 pub(crate) fn renew_after_fork() {
     CONTEXTS.renew_after_fork();
     CONTEXTS.lock().clear();

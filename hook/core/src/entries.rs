@@ -1,5 +1,5 @@
 //! The limiter's entries: one function for each row of the hook table, with the signature of the symbol that
-//! it replaces. They read arguments, call the modules that decide, and hold no logic of their own.
+//! it replaces. The entries read arguments, call the modules that decide, and hold no logic of their own.
 
 mod context;
 mod graph;
@@ -41,10 +41,10 @@ macro_rules! entries {
 }
 hook_table!(entries);
 
-/// The array that the stub jumps through.
+/// The array of entries that the stub jumps through.
 pub(crate) const ALL: *const *const c_void = (&raw const ENTRIES).cast();
 
-/// The entry of a row.
+/// Returns the entry of a row.
 pub(crate) fn address(row: usize) -> *mut c_void {
     ENTRIES.get(row).map_or(core::ptr::null_mut(), |entry| entry.0.cast_mut())
 }
@@ -53,12 +53,12 @@ extern "C" fn refuse() -> i32 {
     REFUSED
 }
 
-/// An entry that answers only that CUDA is refused.
+/// Returns an entry that only answers that CUDA is refused.
 pub(crate) fn refusing() -> *mut c_void {
     refuse as *mut c_void
 }
 
-/// Whether a symbol tells about the driver and its errors, and so works even where CUDA is refused.
+/// Returns true if a symbol tells about the driver and its errors, and so works even where CUDA is refused.
 pub(crate) fn tells(name: &[u8]) -> bool {
     [b"cuDriverGetVersion".as_slice(), b"cuGetErrorName", b"cuGetErrorString", b"cuGetProcAddress"]
         .contains(&name)

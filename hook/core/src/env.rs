@@ -1,8 +1,8 @@
-//! The environment: names that a tenant or HAMi's tools set. They can lower a limit and never raise one.
+//! The environment: variables that a tenant or HAMi's tools set. They can lower a limit and never raise one.
 
 use core::ffi::{CStr, c_char};
 
-/// Value of a variable. Empty counts as not set.
+/// Returns the value of a variable. An empty value counts as not set.
 pub(crate) fn get(name: &[u8]) -> Option<&'static [u8]> {
     unsafe extern "C" {
         static environ: *const *const c_char;
@@ -43,7 +43,7 @@ pub(crate) fn each(prefix: &[u8], visit: &mut dyn FnMut(&'static [u8], &'static 
     }
 }
 
-/// Whether the kernel says that the environment must not be trusted: set-uid and the like.
+/// Returns true if the kernel says that the environment must not be trusted, as in a set-uid program.
 pub(crate) fn is_secure_mode() -> bool {
     const AT_SECURE: u64 = 23;
     unsafe extern "C" {
@@ -53,8 +53,8 @@ pub(crate) fn is_secure_mode() -> bool {
     unsafe { getauxval(AT_SECURE) != 0 }
 }
 
-/// A number of bytes as HAMi writes it: an integer, decimal or with `0x`, and optionally g, m or k in either
-/// case, which are powers of 1024. `None` = no such number, or above what 64 bits hold.
+/// Parses a number of bytes as HAMi writes it: an integer, decimal or with `0x`, and optionally g, m or k in
+/// either case, which are powers of 1024. Returns `None` if it is no such number, or above what 64 bits hold.
 pub(crate) fn parse_bytes(text: &[u8]) -> Option<u64> {
     let (digits, shift) = match text.split_last()? {
         (b'g' | b'G', digits) => (digits, 30),
@@ -65,7 +65,7 @@ pub(crate) fn parse_bytes(text: &[u8]) -> Option<u64> {
     parse_number(digits)?.checked_mul(1 << shift)
 }
 
-/// A whole number, decimal or with `0x`.
+/// Parses a whole number, decimal or with `0x`.
 pub(crate) fn parse_number(text: &[u8]) -> Option<u64> {
     let (radix, digits) = match text.strip_prefix(b"0x").or_else(|| text.strip_prefix(b"0X")) {
         Some(digits) => (16, digits),

@@ -1,6 +1,8 @@
-//! Memory of graphs. A graph's allocation nodes take nothing when they are added or captured; the driver
-//! reserves memory when the graph is uploaded or launched, and keeps it for later launches until it is told
-//! to trim. So the charge follows the device's reserved bytes of graph memory around those calls.
+//! Memory of graphs.
+//!
+//! A graph's allocation nodes take nothing when they are added or captured. The driver reserves memory when
+//! the graph is uploaded or launched, and keeps it for later launches until it is told to trim. So the charge
+//! follows the device's reserved bytes of graph memory around those calls.
 
 use crate::account;
 use crate::captures;
@@ -20,20 +22,20 @@ const CHILD: i32 = 4;
 /// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`
 const ALLOCATION: i32 = 10;
 
-/// Devices that one graph can allocate on.
+/// The most devices that one graph can allocate on.
 const PLACES: usize = 4;
 
-/// A graph that has allocation nodes.
+/// An instantiated graph that has allocation nodes.
 #[derive(Clone, Copy, Default)]
 struct Exec {
-    /// By device plus one: the most that its allocations can take.
+    /// The most bytes that its allocations can take, by device plus one.
     most: [(u16, u64); PLACES],
-    /// Trims so far when its memory was last reserved, plus one; 0 = never.
+    /// The number of trims when its memory was last reserved, plus one; 0 = never.
     backed: u32,
 }
 
 impl Exec {
-    /// The limited devices that it allocates on, and the most on each.
+    /// Returns the limited devices that the graph allocates on, and the most bytes on each.
     fn places(&self) -> impl Iterator<Item = (Device, u64)> + Clone {
         let places = self.most.into_iter().filter(|place| place.0 > 0);
         places
@@ -48,9 +50,9 @@ impl Exec {
 
 #[derive(Clone, Copy, Default)]
 struct Memory {
-    /// Charged for graph memory, calls in flight included.
+    /// Bytes charged for graph memory, calls in flight included.
     charged: u64,
-    /// Charged for calls in flight.
+    /// Bytes charged for calls in flight.
     in_flight: u64,
 }
 
@@ -64,7 +66,7 @@ static BOOK: Mutex<Book> = Mutex::new(Book {
     memory: [const { Memory { charged: 0, in_flight: 0 } }; device::MOST],
 });
 
-/// Counts trims: after one, nobody's memory is known to be reserved.
+/// The number of trims: after one, no graph's memory is known to be reserved.
 static TRIMS: AtomicU32 = AtomicU32::new(0);
 
 fn reserved(device: Device) -> Option<u64> {
@@ -132,8 +134,8 @@ fn measure_node(node: u64, exec: &mut Exec, depth: u32) {
     }
 }
 
-/// Instantiates a graph, and records what it can allocate. `uploads`: the driver uploads it in the same call, and
-/// so reserves its memory.
+/// Instantiates a graph, and records what it can allocate. If `uploads`, the driver uploads the graph in the
+/// same call, and so reserves its memory.
 pub(crate) fn instantiate(
     graph: u64,
     uploads: bool,
@@ -160,7 +162,7 @@ pub(crate) fn instantiate(
     code
 }
 
-/// Forgets an instantiated graph. What it had reserved stays the driver's until a trim.
+/// Forgets an instantiated graph. What it had reserved stays with the driver until a trim.
 pub(crate) fn destroy(exec: u64, driver: impl Fn() -> i32) -> i32 {
     if state::mode() == Mode::Failed {
         return REFUSED;
@@ -179,7 +181,7 @@ pub(crate) fn destroy(exec: u64, driver: impl Fn() -> i32) -> i32 {
     code
 }
 
-/// Has the driver asked again, from the start, where a dead process's memory is about to come back: nothing is
+/// Asks the driver again, from the start, where a dead process's memory is about to come back: nothing is
 /// timed or charged meanwhile.
 pub(crate) fn retried(exec: u64, run: impl Fn() -> i32) -> i32 {
     let code = run();
@@ -210,12 +212,13 @@ pub(crate) fn run(exec: u64, driver: impl Fn() -> i32) -> i32 {
     code
 }
 
-/// What a graph has in `backed` whose memory is reserved now.
+/// Returns the value of `backed` of a graph whose memory is reserved now.
 fn epoch() -> u32 {
     TRIMS.load(Relaxed).wrapping_add(1).max(1)
 }
 
-/// Charges the most that a graph can take, has the driver reserve it, and settles to what it did take.
+/// Charges the most that a graph can take, has the driver reserve it, and lowers the charge to what it did
+/// take.
 fn reserve(exec: &Exec, driver: impl Fn() -> i32) -> i32 {
     for (at, (device, bytes)) in exec.places().enumerate() {
         if let Err(code) = account::charge(device, bytes) {
@@ -234,7 +237,7 @@ fn reserve(exec: &Exec, driver: impl Fn() -> i32) -> i32 {
     code
 }
 
-/// A call in flight has come back.
+/// Ends a call in flight: settles the charge, and notes it if the driver took more than assumed.
 fn land(device: Device, bytes: u64) {
     if let Some(memory) = BOOK.lock().memory.get_mut(device) {
         memory.in_flight = memory.in_flight.saturating_sub(bytes);
@@ -244,9 +247,9 @@ fn land(device: Device, bytes: u64) {
     }
 }
 
-/// Makes the charge what is reserved and calls in flight may add; returns by how much it had grown beyond
-/// what was charged. The attribute is read under the lock, which never blocks: what is read must not be older
-/// than what is charged.
+/// Sets the charge to what is reserved plus what calls in flight may add. Returns by how many bytes it had
+/// grown beyond what was charged. The attribute is read under the lock, which never blocks: what is read must
+/// not be older than what is charged.
 fn settle(device: Device) -> u64 {
     let mut book = BOOK.lock();
     let Some(memory) = book.memory.get_mut(device).filter(|memory| memory.charged > 0) else { return 0 };
@@ -266,7 +269,7 @@ pub(crate) fn settle_all(device: Device) {
     settle(device);
 }
 
-/// Gives the driver back graph memory that nothing uses.
+/// Gives graph memory that nothing uses back to the driver.
 pub(crate) fn trim_unused(device: Device) {
     let charged = BOOK.lock().memory.get(device).is_some_and(|memory| memory.charged > 0);
     if let Some(ordinal) = i32::try_from(device).ok().filter(|_| charged) {
@@ -275,7 +278,7 @@ pub(crate) fn trim_unused(device: Device) {
     }
 }
 
-/// `cuDeviceGraphMemTrim`.
+/// Trims a device's graph memory (`cuDeviceGraphMemTrim`).
 pub(crate) fn trim(device: i32, driver: impl Fn() -> i32) -> i32 {
     if state::mode() == Mode::Failed {
         return REFUSED;
@@ -288,7 +291,7 @@ pub(crate) fn trim(device: i32, driver: impl Fn() -> i32) -> i32 {
     code
 }
 
-/// In a forked child: no graph is known.
+/// Forgets all graphs, in a forked child.
 pub(crate) fn renew_after_fork() {
     BOOK.renew_after_fork();
     let mut book = BOOK.lock();

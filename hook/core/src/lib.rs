@@ -1,15 +1,18 @@
-//! The limiter's core: charges device memory to the claim's share before the driver is asked for it, and
+//! The limiter's core: it charges device memory to the claim's share before the driver is asked for it, and
 //! shows the tenant its own part of the GPU. The stub loads it at the first CUDA or NVML look-up.
 //!
-//! What it must never do: let a program have more memory than its quota where it can tell; break a program
-//! that it does not limit; allocate from the program's heap, use thread-local storage, print more than one
-//! message, change signal handlers, working directory, umask or environment, or end the process; wait for
-//! another process; hold a lock across a driver call that can block.
+//! The core must never do any of these:
+//! - let a program have more memory than its quota where it can tell;
+//! - break a program that it does not limit;
+//! - allocate from the program's heap, use thread-local storage, or print more than one message;
+//! - change signal handlers, working directory, umask or environment, or end the process;
+//! - wait for another process;
+//! - hold a lock across a driver call that can block.
 //!
 //! Reading order: [`table`] (what is taken over), [`entries`] (the functions that stand in), [`account`] and
-//! [`share`] (the account), [`linear`], [`pools`], [`vmm`], [`graphs`], [`contexts`] (what each family charges), [`shared`] (exports),
-//! [`compute`] (launches),
-//! [`resolver`] (`cuGetProcAddress`), [`state`] (fork, failing closed).
+//! [`share`] (the account), [`linear`], [`pools`], [`vmm`], [`graphs`], [`contexts`] (what each family
+//! charges), [`shared`] (exports), [`compute`] (launches), [`resolver`] (`cuGetProcAddress`), [`state`]
+//! (fork, failing closed).
 
 #![cfg_attr(not(test), no_std)]
 #![allow(unsafe_code, reason = "a library of C entry points; every block says why it is sound")]
@@ -47,7 +50,7 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 /// Version of the agreement between stub and core; both files of a release have the same.
 const AGREEMENT: u32 = 1;
 
-/// What the stub gives: see `start.rs` there.
+/// The record that the stub gives to the core: see `start.rs` of the stub.
 #[repr(C)]
 struct Given {
     agreement: u32,
@@ -57,7 +60,7 @@ struct Given {
     dlopen: *mut c_void,
 }
 
-/// What the stub gets.
+/// The record that the core gives to the stub.
 #[repr(C)]
 struct Core {
     agreement: u32,
@@ -68,17 +71,17 @@ struct Core {
     opened: unsafe extern "C" fn(c_int),
 }
 
-/// Answers a look-up of a row's symbol.
+/// Returns the answer to a look-up of a row's symbol.
 unsafe extern "C" fn row(hook: u32, found: *mut c_void) -> *mut c_void {
     let known = table::Hook::of(hook as usize).map_or(core::ptr::null_mut(), real::function);
     if !known.is_null() && known != found {
-        // A second copy of the vendor's library: its handles would be strangers to the first one's.
+        // A second copy of the vendor's library: its handles mean nothing to the first one.
         return entries::refusing();
     }
     entries::address(hook as usize)
 }
 
-/// Answers a look-up of another symbol of the vendor's library.
+/// Returns the answer to a look-up of another symbol of the vendor's library.
 unsafe extern "C" fn other(name: *const c_char, found: *mut c_void) -> *mut c_void {
     // SAFETY: the stub passes the name that the program looked up.
     resolver::other(unsafe { CStr::from_ptr(name) }.to_bytes(), found)
@@ -92,7 +95,8 @@ unsafe extern "C" fn opened(flags: c_int) {
     }
 }
 
-/// The one symbol of the core that the stub looks for.
+/// Starts the core: the one symbol of the core that the stub looks for. Returns null if the stub is of
+/// another release.
 ///
 /// # Safety
 /// `given` is the stub's record, whose functions are the loader's.

@@ -1,4 +1,4 @@
-//! Linear, pitched and managed memory, arrays, and the one list of allocations by address.
+//! Linear, pitched and managed memory, arrays, and the one list of all allocations by address.
 
 use crate::account::{self, OUT_OF_MEMORY};
 use crate::captures;
@@ -14,30 +14,30 @@ use crate::state::{self, Mode, REFUSED};
 use aliquot_quota::region::audit;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// What stands behind an address or handle that the driver gave out.
+/// The allocation behind an address or handle that the driver gave out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Origin {
     /// Memory of a context, packed into slabs.
     Linear {
-        /// Where it is.
+        /// The device that it is on.
         device: u16,
         /// Bytes asked for.
         bytes: u64,
-        /// Context that it dies with.
+        /// The context that it dies with.
         context: u64,
     },
     /// An array of a context.
     Array {
-        /// Where it is.
+        /// The device that it is on.
         device: u16,
         /// Bytes charged.
         bytes: u64,
-        /// Context that it dies with.
+        /// The context that it dies with.
         context: u64,
     },
     /// Memory of a pool.
     Pooled {
-        /// The pool.
+        /// The pool's handle.
         pool: u64,
     },
 }
@@ -50,16 +50,16 @@ struct Book {
 static BOOK: Mutex<Book> =
     Mutex::new(Book { known: Map::new(), pages: [const { Pages::new() }; device::MOST] });
 
-/// Set when the driver packed an allocation otherwise than assumed; gaps are not relied on any more.
+/// True if the driver packed an allocation otherwise than assumed; gaps are not relied on any more.
 static PACKING_DOUBTED: AtomicBool = AtomicBool::new(false);
 
-/// Whether to limit a call, to refuse it, or to let it pass.
+/// The decision about a call: limit it, refuse it, or let it pass.
 pub(crate) enum Gate {
     /// Pass the call on unchanged.
     Pass,
     /// Answer with this code.
     Refuse(i32),
-    /// Charge this device; the current context is the second.
+    /// Charge this device; the second value is the current context.
     Limit(Device, u64),
 }
 
@@ -76,8 +76,8 @@ pub(crate) fn gate() -> Gate {
     }
 }
 
-/// Allocates packed memory: charges the most that it can take, calls the driver, then settles to what it
-/// did take. `made` tells the address and the true size.
+/// Allocates packed memory: charges the most that it can take, calls the driver, then lowers the charge to
+/// what it did take. `made` returns the address and the true size.
 pub(crate) fn allocate(
     kind: Kind,
     bytes: Option<u64>,
@@ -170,7 +170,8 @@ fn forget(address: u64) {
     }
 }
 
-/// Frees whatever an address is. `is_ordered` = by a stream, which may still have work before the free.
+/// Frees whatever an address is. With a `stream`, the free is in that stream's order, which may still have
+/// work before it.
 pub(crate) fn free(address: u64, stream: Option<u64>, driver: impl Fn() -> i32) -> i32 {
     if state::mode() == Mode::Failed {
         return REFUSED;
@@ -181,7 +182,7 @@ pub(crate) fn free(address: u64, stream: Option<u64>, driver: impl Fn() -> i32) 
     let code = driver();
     let Some(origin) = found else {
         if code == 0 {
-            // What came from another process's pool is freed as if it were ours.
+            // An allocation of another process's pool is freed like one of this process.
             shared::forget(Side::Imported, address);
         }
         return code;
@@ -214,7 +215,7 @@ fn give_back(device: Device, address: u64, bytes: u64) {
     account::release(device, shared::freed(address, device, given));
 }
 
-/// The pool that an allocation is of.
+/// Returns the pool that an allocation is of.
 pub(crate) fn pool_of(address: u64) -> Option<u64> {
     match BOOK.lock().known.get(address) {
         Some(Origin::Pooled { pool }) => Some(pool),
@@ -227,7 +228,7 @@ pub(crate) fn record_pooled(address: u64, pool: u64) -> Result<(), Full> {
     BOOK.lock().known.insert(address, Origin::Pooled { pool })
 }
 
-/// Charges an array of a size known beforehand.
+/// Allocates and charges an array of a size known beforehand.
 pub(crate) fn allocate_array(
     bytes: Option<u64>,
     driver: impl Fn() -> i32,
@@ -336,13 +337,13 @@ pub(crate) fn context_gone(context: u64) {
     }
 }
 
-/// Frees an address by the driver, for undoing.
+/// Frees an address through the driver, to undo an allocation.
 pub(crate) fn driver_free(address: u64) {
     // SAFETY: an address that the driver has just given out and nobody has seen.
     unsafe { call!(cuMemFree_v2(address)) };
 }
 
-/// In a forked child: no allocation is known.
+/// Forgets all allocations, in a forked child.
 pub(crate) fn renew_after_fork() {
     BOOK.renew_after_fork();
     let mut book = BOOK.lock();

@@ -1,11 +1,11 @@
 //! A small mutex, for state of this process only.
 //!
-//! It is held for some tens of nanoseconds, and never across a driver call that can block, so who finds it
-//! taken spins, and sleeps for a moment if its holder seems to have lost the processor. Where threads want it
-//! again and again, what it protects would go back and forth between processors, which costs several times what
-//! they do with it: there who finds it taken sleeps at once, and the others get on with it for a while. Nobody has
-//! to be woken, which makes giving it back a plain store. In a forked child it is made new, because the thread
-//! that held it does not exist there.
+//! It is held for some tens of nanoseconds, and never across a driver call that can block. So a thread that
+//! finds it taken spins, and sleeps for a moment if the holder seems to have lost the processor. Where
+//! threads want the mutex again and again, what it protects would go back and forth between processors, which
+//! costs several times what they do with it. There a thread that finds it taken sleeps at once, and the
+//! others get on with their work for a while. Nobody has to be woken, so giving it back is a plain store. In
+//! a forked child it is made new, because the thread that held it does not exist there.
 
 use crate::sys;
 use core::cell::UnsafeCell;
@@ -14,13 +14,13 @@ use core::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 
-/// How often a mutex is waited for within a tick of the clock before it is taken to be a busy one.
+/// The number of waits within a tick of the clock after which a mutex is taken to be busy.
 const SELDOM: u32 = 8;
 
-/// Protects a value.
+/// A mutex that protects a value.
 pub(crate) struct Mutex<T> {
     held: AtomicBool,
-    /// How often it was waited for within the tick below, in milliseconds.
+    /// The number of waits within the tick below, which is in milliseconds.
     waits: AtomicU32,
     tick: AtomicU64,
     value: UnsafeCell<T>,
@@ -30,13 +30,13 @@ pub(crate) struct Mutex<T> {
 unsafe impl<T: Send> Sync for Mutex<T> {}
 
 impl<T> Mutex<T> {
-    /// A free mutex.
+    /// Returns a free mutex.
     pub(crate) const fn new(value: T) -> Self {
         let (waits, tick) = (AtomicU32::new(0), AtomicU64::new(0));
         Self { held: AtomicBool::new(false), waits, tick, value: UnsafeCell::new(value) }
     }
 
-    /// Waits until the value is ours.
+    /// Waits for the mutex, and returns the right to the value.
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         if self.held.compare_exchange(false, true, Acquire, Relaxed).is_err() {
@@ -69,13 +69,13 @@ impl<T> Mutex<T> {
         }
     }
 
-    /// Frees the mutex whoever held it, in a forked child.
+    /// Frees the mutex in a forked child, whoever held it.
     pub(crate) fn renew_after_fork(&self) {
         self.held.store(false, Release);
     }
 }
 
-/// The right to the value.
+/// The right to the value; given up when dropped.
 pub(crate) struct Guard<'a, T> {
     mutex: &'a Mutex<T>,
 }

@@ -4,7 +4,7 @@ use crate::sys;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Text of bounded length, cut where it is full.
+/// A text of bounded length, cut where it is full.
 #[derive(Clone, Copy)]
 pub(crate) struct Text<const N: usize> {
     bytes: [u8; N],
@@ -12,12 +12,12 @@ pub(crate) struct Text<const N: usize> {
 }
 
 impl<const N: usize> Text<N> {
-    /// No text.
+    /// Returns an empty text.
     pub(crate) const fn new() -> Self {
         Self { bytes: [0; N], len: 0 }
     }
 
-    /// The text as formatted; a zero always follows it.
+    /// Returns the text as formatted; a zero always follows it.
     pub(crate) fn of(arguments: fmt::Arguments<'_>) -> Self {
         let mut text = Self::new();
         let _ = text.write_fmt(arguments);
@@ -34,12 +34,12 @@ impl<const N: usize> Text<N> {
         }
     }
 
-    /// The text.
+    /// Returns the text as bytes.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
     }
 
-    /// The text, or what of it is UTF-8.
+    /// Returns the text, or the part of it that is UTF-8.
     pub(crate) fn as_str(&self) -> &str {
         match core::str::from_utf8(self.as_bytes()) {
             Ok(text) => text,
@@ -51,12 +51,12 @@ impl<const N: usize> Text<N> {
         }
     }
 
-    /// The text as a C string.
+    /// Returns the text as a C string.
     pub(crate) fn as_c(&self) -> &core::ffi::CStr {
         core::ffi::CStr::from_bytes_until_nul(&self.bytes).unwrap_or_default()
     }
 
-    /// Whether everything that was written fitted.
+    /// Returns true if everything that was written fitted.
     pub(crate) fn is_whole(&self) -> bool {
         self.len + 1 < N
     }
@@ -78,7 +78,7 @@ impl<const N: usize> fmt::Display for Text<N> {
 static REFUSAL_TOLD: AtomicBool = AtomicBool::new(false);
 static DOUBT_TOLD: AtomicBool = AtomicBool::new(false);
 
-/// Tells, once per process, why CUDA is refused.
+/// Tells the user, once per process, why CUDA is refused.
 pub(crate) fn refusal(reason: &str) {
     if !REFUSAL_TOLD.swap(true, Relaxed) {
         let text: Text<512> = Text::of(format_args!("aliquot: CUDA is refused: {reason}\n"));
@@ -86,7 +86,7 @@ pub(crate) fn refusal(reason: &str) {
     }
 }
 
-/// Tells, once per process, something that limits what the program can do.
+/// Tells the user, once per process, something that limits what the program can do.
 pub(crate) fn note(reason: fmt::Arguments<'_>) {
     if !DOUBT_TOLD.swap(true, Relaxed) {
         let text: Text<512> = Text::of(format_args!("aliquot: {reason}\n"));
@@ -94,7 +94,7 @@ pub(crate) fn note(reason: fmt::Arguments<'_>) {
     }
 }
 
-/// In a forked child, everything may be told once more.
+/// Lets everything be told once more, in a forked child.
 pub(crate) fn renew_after_fork() {
     REFUSAL_TOLD.store(false, Relaxed);
     DOUBT_TOLD.store(false, Relaxed);

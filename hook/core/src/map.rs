@@ -5,11 +5,11 @@ use crate::sys;
 use core::mem::size_of;
 use core::ptr::null_mut;
 
-/// Where a record could not be kept: there is no memory.
+/// The error of a record that could not be kept because there is no memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// Open addressing with linear probing; key 0 marks an empty place, and stands for no record.
+/// A hash map with open addressing and linear probing; key 0 marks an empty place, and stands for no record.
 pub(crate) struct Map<V: Copy> {
     places: *mut (u64, V),
     capacity: usize,
@@ -20,12 +20,12 @@ pub(crate) struct Map<V: Copy> {
 unsafe impl<V: Copy + Send> Send for Map<V> {}
 
 impl<V: Copy> Map<V> {
-    /// An empty map, without memory until the first record.
+    /// Returns an empty map, which has no memory until the first record.
     pub(crate) const fn new() -> Self {
         Self { places: null_mut(), capacity: 0, len: 0 }
     }
 
-    /// Number of records.
+    /// Returns the number of records.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -45,7 +45,7 @@ impl<V: Copy> Map<V> {
         unsafe { (*self.place(index)).0 }
     }
 
-    /// Index of the key, or of the empty place where it would go.
+    /// Returns the index of the key, or of the empty place where it would go.
     fn find(&self, key: u64) -> usize {
         let mut at = self.home(key);
         loop {
@@ -57,7 +57,7 @@ impl<V: Copy> Map<V> {
         }
     }
 
-    /// The record of a key.
+    /// Returns the record of a key, to be changed.
     pub(crate) fn get_mut(&mut self, key: u64) -> Option<&mut V> {
         if self.capacity == 0 || key == 0 {
             return None;
@@ -67,7 +67,7 @@ impl<V: Copy> Map<V> {
         (self.key_at(at) == key).then(|| unsafe { &mut (*self.place(at)).1 })
     }
 
-    /// A copy of the record of a key.
+    /// Returns a copy of the record of a key.
     pub(crate) fn get(&self, key: u64) -> Option<V> {
         if self.capacity == 0 || key == 0 {
             return None;
@@ -77,7 +77,7 @@ impl<V: Copy> Map<V> {
         (self.key_at(at) == key).then(|| unsafe { (*self.place(at)).1 })
     }
 
-    /// Keeps a record, in place of any of the same key.
+    /// Keeps a record, and replaces any record of the same key.
     pub(crate) fn insert(&mut self, key: u64, value: V) -> Result<(), Full> {
         if key == 0 {
             return Err(Full);
@@ -154,7 +154,7 @@ impl<V: Copy> Map<V> {
         Some(found)
     }
 
-    /// Key of any record for which `wanted` holds.
+    /// Returns the key of any record for which `wanted` holds.
     pub(crate) fn find_key(&self, mut wanted: impl FnMut(u64, &V) -> bool) -> Option<u64> {
         (0..self.capacity).find_map(|index| {
             let key = self.key_at(index);

@@ -24,33 +24,33 @@ pub(crate) const NOT_READY: i32 = 27;
 /// `NVML_VALUE_NOT_AVAILABLE`
 const NOT_AVAILABLE: u64 = u64::MAX;
 
-/// Set when this process came into NVML's list together with its first context, so that the pids there are
-/// those of our namespace.
+/// True if this process came into NVML's list together with its first context, so that the pids there are
+/// those of its own namespace.
 static SHOWS_OUR_PIDS: AtomicBool = AtomicBool::new(false);
 
-/// NVML's pids are those of our namespace.
+/// Notes that NVML's pids are those of this process's namespace.
 pub(crate) fn trust_pids() {
     SHOWS_OUR_PIDS.store(true, Relaxed);
 }
 
-/// Whether NVML's pids are known to be those of our namespace.
+/// Returns true if NVML's pids are known to be those of this process's namespace.
 pub(crate) fn shows_our_pids() -> bool {
     SHOWS_OUR_PIDS.load(Relaxed)
 }
 
-/// What NVML says about this process.
+/// The memory of this process, as NVML shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// It holds so many bytes.
+    /// The process holds this many bytes.
     Listed(u64),
-    /// It is not in the list.
+    /// The process is not in the list.
     NotListed,
     /// NVML cannot be asked, or does not know.
     Unknown,
 }
 
-/// The handle of a GPU or MIG device that the container has. NVML's code where it has none, `None` where NVML cannot be
-/// asked.
+/// Returns the handle of a GPU or MIG device that the container has. The error is NVML's code if the
+/// container has none, and `None` if NVML cannot be asked.
 pub(crate) fn device(uuid: &GpuUuid) -> Result<usize, Option<i32>> {
     static STARTED: AtomicBool = AtomicBool::new(false);
     // Once per process: NVML counts its users, and ours never leaves.
@@ -67,7 +67,7 @@ pub(crate) fn device(uuid: &GpuUuid) -> Result<usize, Option<i32>> {
     }
 }
 
-/// The processes that compute on a GPU or MIG device, by NVML's account.
+/// Returns the processes that compute on a GPU or MIG device, by NVML's account.
 pub(crate) fn computing(uuid: &GpuUuid) -> Option<List> {
     let handle = device(uuid).ok()?;
     let driver = |count: *mut u32, infos: *mut u8| {
@@ -77,7 +77,7 @@ pub(crate) fn computing(uuid: &GpuUuid) -> Option<List> {
     List::ask(24, driver).ok()
 }
 
-/// Bytes that this process holds on a device by NVML's account.
+/// Returns the memory that this process holds on a device, by NVML's account.
 pub(crate) fn used_by_us(device: Device) -> Use {
     let mask = device::shares_of(device);
     let share = config::shares().iter().enumerate().find(|(index, _)| mask >> index & 1 == 1);
@@ -98,7 +98,7 @@ fn used(record: &[u8]) -> u64 {
     record.get(8..16).and_then(|bytes| bytes.try_into().ok()).map_or(NOT_AVAILABLE, u64::from_le_bytes)
 }
 
-/// A list of processes in memory of its own; callers may be on small stacks.
+/// A list of processes, in memory of its own, because callers may be on small stacks.
 pub(crate) struct List {
     bytes: *mut u8,
     size: usize,
@@ -107,7 +107,7 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// Asks for a list of records of this size, with as much room as it takes.
+    /// Asks for a list of records of this size, with as much room as it takes. The error is NVML's code.
     fn ask(record: usize, driver: impl Fn(*mut u32, *mut u8) -> i32) -> Result<Self, i32> {
         let mut room = 128_u32;
         loop {
@@ -129,18 +129,18 @@ impl List {
         }
     }
 
-    /// Number of processes.
+    /// Returns the number of processes.
     pub(crate) fn len(&self) -> usize {
         self.count
     }
 
-    /// The record of a process.
+    /// Returns the record of a process.
     fn find(&self, us: u32) -> Option<&[u8]> {
         (0..self.count).filter_map(|index| self.record(index)).find(|record| pid(record) == us)
     }
 
-    /// Whether a process of our pid namespace holds nothing on the GPU any more. Only a list that shows pids
-    /// of our namespace can tell, and so shows this process.
+    /// Returns true if a process of this pid namespace no longer holds anything on the GPU. Only a list that
+    /// shows pids of this namespace can tell, and such a list also has this process.
     pub(crate) fn lacks(&self, dead: u32) -> bool {
         SHOWS_OUR_PIDS.load(Relaxed) && self.find(sys::process_id()).is_some() && self.find(dead).is_none()
     }
@@ -159,7 +159,7 @@ impl Drop for List {
     }
 }
 
-/// The UUID of a device handle, if a share is on it.
+/// Returns the UUID of a device handle, if a share is on that device.
 fn limited(handle: usize) -> Option<[u8; 96]> {
     if state::mode() != Mode::Limited {
         return None;
@@ -172,9 +172,10 @@ fn limited(handle: usize) -> Option<[u8; 96]> {
     config::shares().iter().any(|share| is_on(share, &uuid)).then_some(uuid)
 }
 
-/// What NVML answers about the memory and processes of a device, before it is asked, if anything. Of a GPU that is divided
-/// into partitions a container with a share of one learns nothing as a whole: that is others' use, and memory that it
-/// cannot have. The driver itself says so to whoever may not monitor all partitions, so programs know the answer.
+/// Returns what NVML answers about the memory and processes of a device without being asked, if anything. Of
+/// a GPU that is divided into partitions, a container with a share of one partition learns nothing as a
+/// whole: that is other tenants' use, and memory that it cannot have. The driver itself gives this answer to
+/// whoever may not monitor all partitions, so programs know it.
 pub(crate) fn refusal(handle: usize) -> Option<i32> {
     match state::mode() {
         Mode::Failed => Some(NOT_READY),
@@ -183,7 +184,7 @@ pub(crate) fn refusal(handle: usize) -> Option<i32> {
     }
 }
 
-/// Whether a handle is a GPU's in MIG mode; of MIG devices it is not.
+/// Returns true if a handle is of a GPU in MIG mode; false for MIG devices.
 fn is_divided(handle: usize) -> bool {
     let (mut current, mut pending) = (0, 0);
     // SAFETY: NVML writes a terminated text of at most 96 bytes, and two numbers.
@@ -204,7 +205,8 @@ fn is_on(share: &crate::share::Share, uuid: &[u8; 96]) -> bool {
     share.uuid().is_some_and(|id| id.as_str().as_bytes() == text(uuid))
 }
 
-/// The tenant's own total, free and used bytes in place of a GPU's or MIG device's.
+/// Replaces a GPU's or MIG device's total, free and used bytes by the tenant's own. Returns false if no share
+/// is on it.
 pub(crate) fn memory(handle: usize, total: &mut u64, free: &mut u64, used: &mut u64) -> bool {
     let Some(uuid) = limited(handle) else { return false };
     for share in config::shares().iter().filter(|share| is_on(share, &uuid)) {
@@ -215,7 +217,7 @@ pub(crate) fn memory(handle: usize, total: &mut u64, free: &mut u64, used: &mut 
     true
 }
 
-/// A list of processes without those of other tenants.
+/// Lists processes without those of other tenants.
 ///
 /// # Safety
 /// `count` and `infos` are as the caller of NVML passed them: a count, and room for as many records.
@@ -253,21 +255,22 @@ pub(crate) unsafe fn processes(
     if kept > room { INSUFFICIENT_SIZE } else { 0 }
 }
 
-/// By which pids NVML names processes, as far as can be told, and so which of those that it lists are of the claim.
+/// The pids by which NVML names processes, as far as can be told; so it says which listed processes are of
+/// the claim.
 struct Ours<'a> {
     uuid: &'a [u8; 96],
     names: Names,
-    /// What the node agent measured of the shares on the GPU.
+    /// The node agent's measurements of the shares on the GPU.
     pages: [Option<Page>; config::MOST],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Names {
-    /// Those of our pid namespace.
+    /// Pids of this process's namespace.
     Ours,
-    /// Those of the node, of which the node agent knows ours.
+    /// Pids of the node; the node agent knows which of them are the claim's.
     Nodes,
-    /// None of the claim's.
+    /// Pids of none of the claim's processes.
     Nobodys,
 }
 
@@ -287,7 +290,8 @@ impl<'a> Ours<'a> {
                 as_nodes += u32::from(lists(process.host_pid));
                 as_ours += u32::from(process.identity.pid_namespace == here && lists(process.identity.pid));
             }
-            // The processes themselves tell, as a pid that is found by chance is found for one of them at most.
+            // The processes themselves tell, as a pid that is found by chance is found for one of them at
+            // most.
             ours.names = match (as_ours, as_nodes) {
                 (0, 0) => Names::Nobodys,
                 (as_ours, as_nodes) if as_nodes >= as_ours => Names::Nodes,
@@ -301,7 +305,7 @@ impl<'a> Ours<'a> {
         self.pages.iter().flatten().filter_map(Page::fresh).flat_map(|measured| measured.processes())
     }
 
-    /// Whether a process that NVML lists is of the claim.
+    /// Returns true if a process that NVML lists is of the claim.
     fn has(&self, pid: u32) -> bool {
         match self.names {
             Names::Nobodys => false,
@@ -314,12 +318,12 @@ impl<'a> Ours<'a> {
     }
 }
 
-/// How records that NVML has filled in are laid out.
+/// The layout of records that NVML has filled in.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
-    /// Bytes of a record.
+    /// Size of a record, in bytes.
     pub size: usize,
-    /// Where the pid is in it.
+    /// Offset of the pid in a record, in bytes.
     pub pid: usize,
 }
 
@@ -330,7 +334,8 @@ pub(crate) const SAMPLE: Layout = Layout { size: 32, pid: 0 };
 /// `nvmlProcessUtilizationInfo_v1_t`
 pub(crate) const UTILIZATION: Layout = Layout { size: 40, pid: 8 };
 
-/// Removes other tenants' processes from what NVML has just filled in; the number of those that are left.
+/// Removes other tenants' processes from what NVML has just filled in, and returns the number of records
+/// left.
 ///
 /// # Safety
 /// `records` is null, or NVML has filled in so many.

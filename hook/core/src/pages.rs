@@ -2,28 +2,28 @@
 //!
 //! Device memory is backed by slabs of 2 MiB; allocations below a slab's size share slabs. A slab is charged
 //! when the first allocation touches it and released with the last, so that the charge is what the driver
-//! took, not what was asked for. Whole slabs inside a large allocation are nobody else's and are only
-//! counted; slabs that an allocation covers in part are kept here with the parts that are taken.
+//! took, not what was asked for. Whole slabs inside a large allocation belong to that allocation alone and
+//! are only counted. Slabs that an allocation covers in part are kept here, with the parts that are taken.
 
 use crate::map::{Full, Map};
 use crate::sys;
 use core::ptr::null_mut;
 
-/// Unit in which the driver takes device memory.
+/// The unit in which the driver takes device memory, in bytes.
 pub(crate) const SLAB: u64 = 2 << 20;
 
-/// Unit in which it hands out parts of a slab.
+/// The unit in which the driver hands out parts of a slab, in bytes.
 const GRAIN: u64 = 512;
 
 const WORDS: usize = (SLAB / GRAIN / 64) as usize;
 
-/// Sizes up to this are packed into slabs that have room.
+/// The largest allocation that is packed into slabs that have room, in bytes.
 const PACKED: u64 = 1 << 20;
 
 /// A slab of which parts are taken.
 struct Slab {
     users: u32,
-    /// Context of its first user; the driver packs each context's memory by itself.
+    /// The context of its first user; the driver packs each context's memory by itself.
     context: u64,
     taken: [u64; WORDS],
 }
@@ -40,22 +40,22 @@ pub(crate) struct Pages {
 // SAFETY: owns its slabs.
 unsafe impl Send for Pages {}
 
-/// What [`Pages::most`] promises and [`Pages::take`] finds is a number of bytes, a multiple of [`SLAB`].
+/// A number of bytes, a multiple of [`SLAB`]: what [`Pages::most`] promises and [`Pages::take`] finds.
 type Bytes = u64;
 
 impl Pages {
-    /// No slabs.
+    /// Returns an empty set of slabs.
     pub(crate) const fn new() -> Self {
         Self { index: Map::new(), slabs: null_mut(), room: 0, used: 0, free: u32::MAX }
     }
 
-    /// The most that an allocation can make the driver take.
+    /// Returns the most bytes that an allocation can make the driver take; `None` if they overflow.
     pub(crate) fn most(bytes: u64) -> Option<Bytes> {
         Some(bytes.checked_next_multiple_of(SLAB)?.max(SLAB))
     }
 
-    /// Whether some slab of the context has a gap in which the driver would place an allocation of this size, so that it
-    /// takes nothing.
+    /// Returns true if some slab of the context has a gap in which the driver would place an allocation of
+    /// this size, so that it takes nothing.
     pub(crate) fn fits_a_gap(&self, bytes: u64, context: u64) -> bool {
         if bytes > PACKED {
             return false;
@@ -65,12 +65,12 @@ impl Pages {
         self.index.find_key(|_, place| self.slab(*place).is_some_and(fits)).is_some()
     }
 
-    /// What an allocation takes, where it shares no slab with any other.
+    /// Returns the bytes that an allocation takes, if it shares no slab with any other.
     pub(crate) fn whole(address: u64, bytes: u64) -> Option<Bytes> {
         (address.is_multiple_of(SLAB) && bytes.is_multiple_of(SLAB) && bytes > 0).then_some(bytes)
     }
 
-    /// Records an allocation; returns how much the driver took for it.
+    /// Records an allocation; returns the bytes that the driver took for it.
     pub(crate) fn take(&mut self, address: u64, bytes: u64, context: u64) -> Result<Bytes, Full> {
         if let Some(whole) = Self::whole(address, bytes) {
             return Ok(whole);
@@ -98,7 +98,7 @@ impl Pages {
         Ok(grown)
     }
 
-    /// Forgets an allocation; returns how much the driver can give back.
+    /// Forgets an allocation; returns the bytes that the driver can give back.
     pub(crate) fn give(&mut self, address: u64, bytes: u64) -> Bytes {
         let mut shrunk = 0;
         for (slab, from, to) in parts(address, bytes) {
@@ -177,7 +177,7 @@ impl Pages {
     }
 }
 
-/// The slabs that an allocation touches, and which bytes of each: (number of the slab + 1, from, to).
+/// Returns the slabs that an allocation touches, and which bytes of each: (number of the slab + 1, from, to).
 fn parts(address: u64, bytes: u64) -> impl Iterator<Item = (u64, u64, u64)> {
     let bytes = bytes.max(1);
     let (first, end) = (address / SLAB, address.saturating_add(bytes));
@@ -201,7 +201,7 @@ impl Slab {
         }
     }
 
-    /// Length of the longest run of free grains.
+    /// Returns the length of the longest run of free grains.
     fn longest_gap(&self) -> u64 {
         let (mut longest, mut run) = (0_u64, 0_u64);
         for word in &self.taken {

@@ -1,7 +1,7 @@
 //! Stream-ordered memory. A pool takes memory in large pieces and keeps what is freed, so what is charged is
 //! what it has reserved, not what it has given out.
 //!
-//! Before an allocation the most that the pool can grow by is charged; afterwards the charge follows the
+//! Before an allocation, the most that the pool can grow by is charged. Afterwards the charge follows the
 //! pool's reserved bytes, plus what other threads' calls in flight may still make it grow by. Reserved bytes
 //! shrink at synchronisations that the limiter does not see, so they are read again before anything is
 //! refused and before anybody is told how much is free.
@@ -22,20 +22,20 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 const RESERVED_CURRENT: i32 = 5;
 const USED_CURRENT: i32 = 7;
 
-/// The least that a pool is assumed to grow by, and the unit in which it is assumed to grow beyond that, until
-/// it has been seen to grow.
+/// The least that a pool is assumed to grow by, in bytes, and the unit in which it is assumed to grow beyond
+/// that, until it has been seen to grow.
 const ASSUMED: u64 = 32 << 20;
 
 #[derive(Clone, Copy)]
 struct Pool {
-    /// Device plus one; 0 = memory that is not charged here (host memory, another process's pool).
+    /// The device plus one; 0 = memory that is not charged here (host memory, another process's pool).
     device: u16,
     destroyed: bool,
-    /// Charged for it, calls in flight included.
+    /// Bytes charged for the pool, calls in flight included.
     charged: u64,
-    /// Charged for calls in flight.
+    /// Bytes charged for calls in flight.
     in_flight: u64,
-    /// Allocations that the program holds.
+    /// The number of allocations that the program holds.
     outstanding: u64,
 }
 
@@ -45,17 +45,17 @@ impl Pool {
     }
 }
 
-/// The pools that this process has used. Held while a pool's attributes are read, which never blocks: what
-/// is read must not be older than what is charged.
+/// The pools that this process has used. The lock is held while a pool's attributes are read, which never
+/// blocks: what is read must not be older than what is charged.
 static POOLS: Mutex<Map<Pool>> = Mutex::new(Map::new());
 
-/// How a device's pools grow; 0 = not seen yet.
+/// How a device's pools grow, in bytes; 0 = not seen yet.
 struct Growth {
-    /// The least.
+    /// The least growth.
     chunk: AtomicU64,
-    /// The unit beyond the least.
+    /// The unit of growth beyond the least.
     grain: AtomicU64,
-    /// Whether it was tried out.
+    /// True if the growth was tried out.
     probed: AtomicBool,
 }
 
@@ -64,7 +64,7 @@ static GROWTH: [Growth; device::MOST] =
         device::MOST];
 
 impl Growth {
-    /// The most that an allocation of `bytes` can make a pool grow by.
+    /// Returns the most bytes that an allocation of `bytes` can make a pool grow by.
     fn most(&self, bytes: u64) -> Option<u64> {
         let known =
             |cell: &AtomicU64| Some(cell.load(Relaxed)).filter(|value| *value != 0).unwrap_or(ASSUMED);
@@ -87,8 +87,8 @@ impl Growth {
     }
 }
 
-/// The unit of growth that explains a pool's growth beyond its least, where the growth tells it apart from
-/// what is assumed.
+/// Returns the unit of growth that explains a pool's growth beyond its least, where the growth tells the unit
+/// apart from the assumed one.
 fn explain(bytes: u64, grown: u64) -> Option<u64> {
     if bytes <= ASSUMED || bytes.checked_next_multiple_of(ASSUMED)? == grown {
         return None;
@@ -109,15 +109,15 @@ fn attribute(pool: u64, attribute: i32) -> Option<u64> {
     (unsafe { real::cuMemPoolGetAttribute(pool, attribute, &mut value) } == Some(0)).then_some(value)
 }
 
-/// Which pool an allocation comes from.
+/// The pool that an allocation comes from.
 pub(crate) enum From {
-    /// The one that is set for the stream's device.
+    /// The pool that is set for the stream's device.
     Stream,
-    /// This one.
+    /// The pool with this handle.
     Pool(u64),
 }
 
-/// Device of a stream's context. The handles 0 to 2 stand for the current context's default streams.
+/// Returns the device of a stream's context. The handles 0 to 2 are the current context's default streams.
 fn device_of_stream(stream: u64, current: Device) -> Device {
     if stream <= 2 {
         return current;
@@ -130,8 +130,8 @@ fn device_of_stream(stream: u64, current: Device) -> Device {
     device::of_context(context).unwrap_or(current)
 }
 
-/// Allocates from a pool, in the order of a stream. Into a capture nothing is allocated: the graph does that when
-/// it is launched.
+/// Allocates from a pool, in the order of a stream. Into a capture nothing is allocated: the graph allocates
+/// when it is launched.
 pub(crate) fn allocate(
     bytes: u64,
     from: &From,
@@ -223,7 +223,8 @@ pub(crate) fn allocate(
     }
 }
 
-/// As for other allocations, but whatever the current device is: a stream or pool may belong to another.
+/// Decides as for other allocations, but whatever the current device is: a stream or pool may belong to
+/// another.
 fn gate_any() -> Gate {
     match gate() {
         Gate::Pass if state::mode() == Mode::Limited => match device::current() {
@@ -234,7 +235,7 @@ fn gate_any() -> Gate {
     }
 }
 
-/// Charges the most that an allocation of `bytes` can make a pool grow by.
+/// Charges the most that an allocation of `bytes` can make a pool grow by, and returns that number of bytes.
 fn reserve(device: Device, bytes: u64) -> Result<u64, i32> {
     let growth = GROWTH.get(device).ok_or(OUT_OF_MEMORY)?;
     let wanted = growth.most(bytes).ok_or(OUT_OF_MEMORY)?;
@@ -253,14 +254,15 @@ fn reserve(device: Device, bytes: u64) -> Result<u64, i32> {
     account::charge(device, wanted).map(|()| wanted)
 }
 
-/// Reserved bytes of a pool that has nothing free inside, so that its next allocation makes it grow.
+/// Returns the reserved bytes of a pool that has nothing free inside, so that its next allocation makes it
+/// grow.
 fn before_growth(pool: u64) -> Option<u64> {
     let reserved = attribute(pool, RESERVED_CURRENT)?;
     (attribute(pool, USED_CURRENT)? == reserved).then_some(reserved)
 }
 
-/// Finds out how pools grow, with a pool and a stream of our own: by one byte, and where there is room by a
-/// byte more than what is assumed to be the least.
+/// Finds out how pools grow, with a pool and a stream of the limiter's own: by one byte, and where there is
+/// room by a byte more than the assumed least.
 fn probe(device: Device, growth: &Growth) {
     const NON_BLOCKING: u32 = 1;
     let Some(room) =
@@ -299,8 +301,8 @@ fn probe(device: Device, growth: &Growth) {
     account::release(device, room);
 }
 
-/// Makes the charge of a pool what it has reserved and calls in flight may add; returns by how much it had
-/// grown beyond what was charged.
+/// Sets the charge of a pool to what it has reserved plus what calls in flight may add. Returns by how many
+/// bytes it had grown beyond what was charged.
 fn settle(pool: u64, entry: &mut Pool) -> u64 {
     let Some(device) = entry.device() else { return 0 };
     let reserved = if entry.destroyed { None } else { attribute(pool, RESERVED_CURRENT) };
@@ -347,7 +349,7 @@ pub(crate) fn settle_all(device: Device) {
     }
 }
 
-/// Gives the driver back what the pools of a device keep without need.
+/// Gives back to the driver what the pools of a device keep without need.
 pub(crate) fn trim_all(device: Device) {
     let mut handles = [0_u64; 64];
     let mut count = 0;
@@ -366,7 +368,7 @@ pub(crate) fn trim_all(device: Device) {
     settle_all(device);
 }
 
-/// An allocation of a pool was freed.
+/// Notes that an allocation of a pool was freed.
 pub(crate) fn freed(pool: u64) {
     let mut pools = POOLS.lock();
     let Some(entry) = pools.get_mut(pool) else { return };
@@ -377,17 +379,17 @@ pub(crate) fn freed(pool: u64) {
     }
 }
 
-/// Whether calls about pools go through.
+/// Returns the code that calls about pools are refused with, if they are.
 fn refused() -> Option<i32> {
     (state::mode() == Mode::Failed).then_some(REFUSED)
 }
 
-/// A call about pools that charges nothing.
+/// Makes a call about pools that charges nothing.
 pub(crate) fn pass(driver: impl Fn() -> i32) -> i32 {
     refused().unwrap_or_else(driver)
 }
 
-/// Bytes of an allocation, as a pool takes them for it at the most: others may hold as much of the pool.
+/// Returns the most bytes that a pool takes for an allocation: others may hold as much of the pool.
 fn most_of(device: Device, address: u64) -> Option<u64> {
     let (mut base, mut bytes) = (0_u64, 0_usize);
     // SAFETY: the results outlive the call.
@@ -411,7 +413,7 @@ pub(crate) fn export(address: u64, driver: impl Fn() -> i32) -> i32 {
     code
 }
 
-/// Opens another process's allocation, which is on that one's account.
+/// Opens another process's allocation, which that process is charged for.
 pub(crate) fn import(driver: impl Fn() -> i32, made: impl Fn() -> u64) -> i32 {
     let device = match gate_any() {
         Gate::Pass => return driver(),
@@ -441,7 +443,7 @@ pub(crate) fn created(device: Option<i32>, driver: impl Fn() -> i32, made: impl 
     code
 }
 
-/// Destroys a pool. What it holds stays until its last allocation is freed.
+/// Destroys a pool. What it holds stays charged until its last allocation is freed.
 pub(crate) fn destroy(pool: u64, driver: impl Fn() -> i32) -> i32 {
     if let Some(code) = refused() {
         return code;
@@ -468,7 +470,7 @@ pub(crate) fn destroy(pool: u64, driver: impl Fn() -> i32) -> i32 {
     code
 }
 
-/// Trims a pool and follows.
+/// Trims a pool, and settles its charge.
 pub(crate) fn trim(pool: u64, driver: impl Fn() -> i32) -> i32 {
     if let Some(code) = refused() {
         return code;
@@ -480,7 +482,7 @@ pub(crate) fn trim(pool: u64, driver: impl Fn() -> i32) -> i32 {
     code
 }
 
-/// In a forked child: no pool is known.
+/// Forgets all pools, in a forked child.
 pub(crate) fn renew_after_fork() {
     POOLS.renew_after_fork();
     POOLS.lock().clear();

@@ -29,7 +29,8 @@ pub(crate) enum Library {
     Nvml,
 }
 
-/// Handle of the library. CUDA's is only found where the program has loaded it; NVML is loaded if need be.
+/// Returns the handle of the library. CUDA's is only found if the program has loaded it; NVML is loaded if
+/// need be.
 fn handle(library: Library) -> *mut c_void {
     const RTLD_LAZY: c_int = 1;
     const RTLD_NOLOAD: c_int = 4;
@@ -51,7 +52,7 @@ fn handle(library: Library) -> *mut c_void {
     found
 }
 
-/// Address of any symbol of the library; null if it has none.
+/// Returns the address of any symbol of the library; null if it has none.
 pub(crate) fn symbol(library: Library, name: &CStr) -> *mut c_void {
     let (handle, dlsym) = (handle(library), DLSYM.load(Acquire));
     if handle.is_null() || dlsym.is_null() {
@@ -61,7 +62,7 @@ pub(crate) fn symbol(library: Library, name: &CStr) -> *mut c_void {
     unsafe { core::mem::transmute::<*mut c_void, Dlsym>(dlsym)(handle, name.as_ptr()) }
 }
 
-/// The vendor's function that row `hook` replaces; null if the library is not loaded or lacks it.
+/// Returns the vendor's function that row `hook` replaces; null if the library is not loaded or lacks it.
 #[inline]
 pub(crate) fn function(hook: Hook) -> *mut c_void {
     let known = FUNCTIONS.get(hook as usize).map_or(null_mut(), |cell| cell.load(Relaxed));
@@ -81,7 +82,8 @@ fn find(hook: Hook) -> *mut c_void {
     found
 }
 
-/// Calls the vendor's function of a row with these arguments, or answers that there is none.
+/// Calls the vendor's function of a row with these arguments; answers that there is none if the library lacks
+/// it.
 macro_rules! call {
     ($hook:ident($($argument:expr),* $(,)?)) => {{
         let function = $crate::real::function($crate::table::Hook::$hook);
@@ -107,7 +109,7 @@ macro_rules! any {
 }
 pub(crate) use any;
 
-/// Code for a function that the vendor's library does not have.
+/// Returns the code for a function that the vendor's library does not have.
 pub(crate) fn absent(hook: Hook) -> i32 {
     /// `CUDA_ERROR_STUB_LIBRARY`
     const STUB: i32 = 34;
@@ -122,8 +124,8 @@ pub(crate) fn absent(hook: Hook) -> i32 {
     }
 }
 
-/// Declares functions of a vendor library that are not in the hook table. Each answers `None` where the
-/// library lacks it.
+/// Declares functions of a vendor library that are not in the hook table. Each returns `None` if the library
+/// lacks it.
 macro_rules! driver {
     ($($library:ident $name:ident($($argument:ident: $kind:ty),*);)*) => {
         $(

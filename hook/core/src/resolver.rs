@@ -1,11 +1,12 @@
 //! `cuGetProcAddress`: the driver's own answer, with the limiter's entry in place of a function of the hook
 //! table.
 //!
-//! The driver is always asked first, and its status and refusals stand. Its pointer is replaced only where
-//! it is known which symbol it is: it is the exported symbol of a row, or, for drivers whose resolver gives
-//! other addresses than their exports have, the answers for the neighbouring versions show that the table
-//! draws its lines where this driver does. Anything else by a hooked name is answered as an older driver
-//! would, because a function that the limiter does not know would allocate past it.
+//! The driver is always asked first, and its status and refusals stand. Its pointer is replaced only where it
+//! is known which symbol it is. It is known if the pointer is the exported symbol of a row. For drivers whose
+//! resolver gives other addresses than their exports have, it is known if the answers for the neighbouring
+//! versions show that the table draws its lines where this driver does. Anything else by a hooked name is
+//! answered as an older driver would, because a function that the limiter does not know would allocate past
+//! it.
 
 use crate::entries;
 use crate::log;
@@ -25,23 +26,23 @@ const VERSION_NOT_SUFFICIENT: i32 = 2;
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`
 const PER_THREAD: u64 = 2;
 
-/// What to answer instead of the driver's pointer.
+/// The answer in place of the driver's pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The driver's pointer.
+    /// The driver's own pointer.
     Pass,
     /// The entry of this row.
     Entry(usize),
-    /// Nothing; with this status.
+    /// No pointer, with this status.
     Deny(i32),
 }
 
-/// Rows of one function, with their numbers.
+/// Returns the rows of one function, with their numbers.
 fn rows_of(name: &[u8]) -> impl Iterator<Item = (usize, &'static Row)> + Clone {
     ROWS.iter().enumerate().filter(move |(_, row)| !row.name.is_empty() && row.name.as_bytes() == name)
 }
 
-/// The newest row that a caller of this version and stream kind is answered with.
+/// Returns the newest row that a caller of this version and stream kind is answered with.
 fn expected(name: &[u8], version: u32, per_thread: bool) -> Option<(usize, &'static Row)> {
     let newest = |stream: Stream| {
         rows_of(name)
@@ -55,7 +56,7 @@ fn expected(name: &[u8], version: u32, per_thread: bool) -> Option<(usize, &'sta
     }
 }
 
-/// Decides about the driver's answer `found` to (name, version, flags). `exported` tells the address of a
+/// Decides about the driver's answer `found` to (name, version, flags). `exported` returns the address of a
 /// row's symbol, `ask` the driver's answer for another version.
 pub(crate) fn judge(
     name: &[u8],
@@ -86,7 +87,7 @@ pub(crate) fn judge(
     }
 }
 
-/// Puts our answer where the driver has put its own.
+/// Puts the limiter's answer where the driver has put its own.
 ///
 /// # Safety
 /// The driver has accepted the pointers in a call of `cuGetProcAddress` that answered `code`; `status` may be
@@ -142,7 +143,7 @@ pub(crate) unsafe fn answer(
     }
 }
 
-/// Answers a look-up by name of a symbol that the table does not have.
+/// Returns the answer to a look-up by name of a symbol that the table does not have.
 pub(crate) fn other(name: &[u8], found: *mut c_void) -> *mut c_void {
     match state::mode() {
         Mode::Unlimited => found,

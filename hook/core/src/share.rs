@@ -2,10 +2,10 @@
 //! their account of it.
 //!
 //! A process holds a slot of the region by an OFD lock on one byte. The lock is taken through the same open
-//! file that the region is mapped from, and the descriptor is closed at once: the mapping keeps the lock,
-//! `closefrom` cannot drop it, and because the mapping is not inherited by forked children, neither is the
-//! lock. So a slot's byte is free exactly when its owner's memory is gone: the process has ended, whatever
-//! its pid namespace, or became another program.
+//! file that the region is mapped from, and the descriptor is closed at once. The mapping keeps the lock, so
+//! `closefrom` cannot drop it. The mapping is not inherited by forked children, so neither is the lock. Hence
+//! a slot's byte is free exactly when its owner's memory is gone: the process has ended, whatever its pid
+//! namespace, or became another program.
 
 mod bytes;
 mod dead;
@@ -34,10 +34,10 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 use files::{map_region, open_region, read_quota};
 use seat::Seat;
 
-/// What is noted for every share, kept for those that are not mapped yet.
+/// The bits noted for every share, kept for shares that are not mapped yet.
 static NOTES: AtomicU64 = AtomicU64::new(0);
 
-/// Notes something about the whole process that the node agent should look at.
+/// Notes audit bits about the whole process, for the node agent.
 pub(crate) fn note_in_all(bits: u64) {
     NOTES.fetch_or(bits, Relaxed);
     for share in crate::config::shares() {
@@ -53,41 +53,43 @@ pub(crate) struct Share {
     uuid: Mutex<Option<GpuUuid>>,
     quota_path: Mutex<Path>,
     region_path: Mutex<Path>,
-    /// From the file; `u64::MAX` = no limit.
+    /// Limit from the quota file, in bytes; `u64::MAX` = no limit.
     file_limit: AtomicU64,
-    /// From the environment; `u64::MAX` = no limit.
+    /// Limit from the environment, in bytes; `u64::MAX` = no limit.
     env_limit: AtomicU64,
-    /// What managed memory may take on top of the limit.
+    /// Bytes that managed memory may take on top of the limit.
     oversubscription: AtomicU64,
     /// Percent of the GPU's time; 0 = no limit.
     percent: AtomicU32,
-    /// Whether idle time may be borrowed.
+    /// 1 if idle time may be borrowed.
     is_soft: AtomicU32,
     checked_ms: AtomicU64,
     grant_path: Mutex<Path>,
     measured_path: Mutex<Path>,
-    /// The grant as last read: until when, borrowed percent and own part and slice, corrections, and what the neighbours had.
+    /// The grant as last read: its end; borrowed percent, own part and slice; the two corrections; what the
+    /// neighbours had.
     granted: [AtomicU64; 5],
     grant_checked_ms: AtomicU64,
-    /// The slot plus one.
+    /// The number of the slot plus one; 0 = none.
     seated: AtomicU32,
-    /// What leases the process may hold follows from this: how often processes had come or gone when they were counted
-    /// last, and how many they were in the lowest byte.
+    /// The count from which the leases that the process may hold follow: how often processes had come or gone
+    /// at the last count, and, in the lowest byte, how many there were.
     counted: AtomicU64,
-    /// When dead processes' leases were looked for last.
+    /// The time of the last look for dead processes' leases, in milliseconds.
     looked_ms: AtomicU64,
-    /// Bytes of this process that others may have imported, and those that it has imported.
+    /// Bytes of this process that others may have imported, and bytes that it has imported.
     shared: [AtomicU64; 2],
     order: AtomicU32,
     fail_open: AtomicU32,
     region: AtomicPtr<Region>,
     seat: Mutex<Seat>,
-    /// GPU time of this process. A forked child goes on with it: it is never ahead of the share's.
+    /// This process's own account of its GPU time. A forked child goes on with it: it is never ahead of the
+    /// share's.
     own: Own,
 }
 
 impl Share {
-    /// No share yet.
+    /// Returns a place without a share.
     pub(crate) const fn new() -> Self {
         Self {
             uuid: Mutex::new(None),
@@ -115,7 +117,8 @@ impl Share {
         }
     }
 
-    /// Reads the quota file and remembers where grant and measure, which lie beside it, and the region are.
+    /// Reads the quota file, and remembers the paths of the grant and of the measurement beside it, and of
+    /// the region.
     pub(crate) fn open(&self, quota: Path, beside: [Path; 2], region: Path) -> Result<(), Text<400>> {
         let read = read_quota(&quota)?;
         let [grant, measured] = beside;
@@ -131,38 +134,38 @@ impl Share {
         Ok(())
     }
 
-    /// The GPU.
+    /// Returns the UUID of the GPU or MIG device.
     pub(crate) fn uuid(&self) -> Option<GpuUuid> {
         *self.uuid.lock()
     }
 
-    /// Where its quota is.
+    /// Returns the path of the quota file.
     pub(crate) fn quota_path(&self) -> Path {
         *self.quota_path.lock()
     }
 
-    /// Position among the claim's devices.
+    /// Returns the share's position among the claim's devices.
     pub(crate) fn order(&self) -> u32 {
         self.order.load(Relaxed)
     }
 
-    /// Whether the share's DeviceClass lets programs run without limits where the limiter fails.
+    /// Returns true if the share's DeviceClass lets programs run without limits where the limiter fails.
     pub(crate) fn may_fail_open(&self) -> bool {
         self.fail_open.load(Relaxed) != 0
     }
 
-    /// This process's slot.
+    /// Returns this process's slot, if it has one.
     pub(crate) fn slot(&self) -> Option<usize> {
         (self.seated.load(Relaxed) as usize).checked_sub(1)
     }
 
-    /// The region if it is mapped.
+    /// Returns the region if it is mapped.
     pub(crate) fn region(&self) -> Option<&Region> {
         // SAFETY: set once to a mapping of the whole file that is never undone; a region only has atomics.
         unsafe { self.region.load(Acquire).as_ref() }
     }
 
-    /// Maps the region, without taking a slot.
+    /// Maps the region without taking a slot.
     pub(crate) fn map(&self) -> Result<&Region, Text<400>> {
         if let Some(region) = self.region() {
             return Ok(region);
@@ -177,7 +180,7 @@ impl Share {
         self.region().ok_or_else(|| Text::of(format_args!("region {path} cannot be mapped")))
     }
 
-    /// Notes something that the node agent should look at.
+    /// Notes audit bits in the region, for the node agent.
     pub(crate) fn note(&self, bits: u64) {
         if let Some(region) = self.region()
             && region.header.audit.load(Relaxed) & bits != bits
@@ -186,7 +189,7 @@ impl Share {
         }
     }
 
-    /// Whether a process of the claim has this pid in our pid namespace.
+    /// Returns true if a live process of the claim has this pid in this process's pid namespace.
     pub(crate) fn has_process(&self, pid: u32) -> bool {
         let Some(region) = self.region() else { return false };
         let here = pid_namespace();
@@ -197,7 +200,7 @@ impl Share {
         })
     }
 
-    /// In a forked child: the parent's slot and mapping are not ours.
+    /// Forgets, in a forked child, the parent's slot and mapping.
     pub(crate) fn renew_after_fork(&self) {
         self.seat.renew_after_fork();
         self.uuid.renew_after_fork();

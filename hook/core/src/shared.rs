@@ -1,10 +1,10 @@
 //! Memory that several processes have: exported by one, imported by others.
 //!
-//! Who exported it pays for it. When it dies, its slot of the region stays charged with as much of it as the living
-//! have imported (see `Share::reap`), so that the quota holds until the last of them gives it back. When it lives and
-//! frees the memory while others still have it, it stays charged likewise, to a slot of nobody's (see `share/left.rs`):
-//! what others have imported beyond what is exported now must be of what was freed. Nothing tells which import belongs
-//! to which export, so all are sums.
+//! The exporter pays for it. When the exporter dies, its slot of the region stays charged with as much of it
+//! as the living have imported (see `Share::reap`), so that the quota holds until the last of them gives it
+//! back. When the exporter lives and frees the memory while others still have it, it stays charged likewise,
+//! to a slot without an owner (see `share/left.rs`): what others have imported beyond what is exported now
+//! must be of what was freed. Nothing tells which import belongs to which export, so all figures are sums.
 
 use crate::account;
 use crate::device::{self, Device};
@@ -12,12 +12,12 @@ use crate::lock::Mutex;
 use crate::map::Map;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// What a process has to do with shared memory.
+/// A process's side of shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// It has given it to others.
+    /// The process has exported the memory to others.
     Exported,
-    /// It has got it from another.
+    /// The process has imported the memory from another.
     Imported,
 }
 
@@ -25,19 +25,21 @@ pub(crate) enum Side {
 struct Part {
     device: u16,
     bytes: u64,
-    /// Context that it goes with; 0 = none.
+    /// The context that the memory goes with; 0 = none.
     context: u64,
 }
 
-/// Parts by a key of whoever made them: addresses, and numbers of physical memory with the lowest bit set.
+/// Parts by a key that their makers choose: addresses, and numbers of physical memory with the lowest bit
+/// set.
 struct Book {
     exported: Map<Part>,
     imported: Map<Part>,
     /// Exported and imported bytes.
     sums: [[u64; 2]; device::MOST],
-    /// Bytes that were exported and freed, and stay charged because others have them: where no slot could be had.
+    /// Bytes that were exported and freed, and stay charged because others have them, where no slot could be
+    /// had.
     lingering: [u64; device::MOST],
-    /// Those of them that are being left to a slot of nobody's.
+    /// Bytes of those that are being moved to a slot without an owner.
     leaving: [u64; device::MOST],
 }
 
@@ -49,10 +51,10 @@ static BOOK: Mutex<Book> = Mutex::new(Book {
     leaving: [0; device::MOST],
 });
 
-/// Whether anything lingers.
+/// True if any bytes linger.
 static LINGERS: AtomicBool = AtomicBool::new(false);
 
-/// Whether anything was ever noted: most programs share nothing.
+/// True if anything was ever noted: most programs share nothing.
 static IS_USED: AtomicBool = AtomicBool::new(false);
 
 impl Book {
@@ -71,14 +73,14 @@ impl Book {
         self.shown(usize::from(device))
     }
 
-    /// What others are told.
+    /// Returns the exported and imported bytes that others are told.
     fn shown(&self, device: Device) -> Option<(Device, [u64; 2])> {
         let [exported, imported] = self.sums.get(device)?;
         let freed = self.lingering.get(device)?.saturating_add(*self.leaving.get(device)?);
         Some((device, [exported.saturating_add(freed), *imported]))
     }
 
-    /// Bytes that were being left are no longer; `stay`: they linger as before.
+    /// Ends the move of bytes to a slot without an owner. If `stay`, they linger as before.
     fn left(&mut self, device: Device, bytes: u64, stay: bool) {
         let (Some(leaving), Some(lingering)) = (self.leaving.get_mut(device), self.lingering.get_mut(device))
         else {
@@ -103,7 +105,7 @@ fn publish(changed: Option<(Device, [u64; 2])>) {
     }
 }
 
-/// Notes memory under a key, or that it is of another size than was known.
+/// Notes memory under a key, or that its size is another than was known.
 pub(crate) fn note(side: Side, key: u64, device: Device, bytes: u64, context: u64) {
     IS_USED.store(true, Relaxed);
     let mut book = BOOK.lock();
@@ -131,14 +133,15 @@ pub(crate) fn forget(side: Side, key: u64) {
     }
 }
 
-/// Memory of others was given back, perhaps the last of it.
+/// Settles what exporters left, after memory of others was given back, which may have been the last of it.
 fn settle_left(changed: Option<(Device, [u64; 2])>) {
     if let Some(share) = changed.and_then(|(device, _)| account::shares_on(device).next()) {
         share.settle_left();
     }
 }
 
-/// Memory was freed that takes so many bytes of the charge: how many of them are to be released.
+/// Notes that memory was freed which takes `bytes` of the charge. Returns how many of them are to be
+/// released.
 pub(crate) fn freed(key: u64, device: Device, bytes: u64) -> u64 {
     if !IS_USED.load(Relaxed) {
         return bytes;
@@ -157,7 +160,7 @@ pub(crate) fn freed(key: u64, device: Device, bytes: u64) -> u64 {
     0
 }
 
-/// Releases what was freed and others no longer have. Tells whether anything came back.
+/// Releases what was freed and others no longer have. Returns true if anything came back.
 pub(crate) fn settle(device: Device) -> bool {
     if !LINGERS.load(Relaxed) {
         return false;
@@ -203,8 +206,8 @@ pub(crate) fn settle(device: Device) -> bool {
     unused > 0
 }
 
-/// Forgets what was imported into a context that is gone. What went with it that others may have is freed as if it had
-/// been freed before.
+/// Forgets what was imported into a context that is gone. What went with the context and others may have is
+/// freed as if it had been freed before.
 pub(crate) fn context_gone(context: u64) {
     loop {
         let mut book = BOOK.lock();
@@ -216,7 +219,7 @@ pub(crate) fn context_gone(context: u64) {
     }
 }
 
-/// In a forked child: nothing is known.
+/// Forgets all shared memory, in a forked child.
 pub(crate) fn renew_after_fork() {
     BOOK.renew_after_fork();
     let mut book = BOOK.lock();

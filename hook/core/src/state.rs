@@ -1,15 +1,15 @@
-//! Whether this process is limited, and how it got there: read once, again in each forked child.
+//! The mode of this process: whether it is limited. It is found out once, and again in each forked child.
 //!
-//! The word that says so lives on a page that reads as zero in forked children, so that a child never
-//! believes what its parent found out, however it was forked.
+//! The word that holds the mode is on a page that reads as zero in forked children, so a child never believes
+//! what its parent found out, however it was forked.
 
 use crate::sys;
 use crate::{account, config, log};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32};
 
-/// `CUDA_ERROR_SYSTEM_NOT_READY`: what every driver entry answers where the limiter cannot work. Frameworks
-/// report it, where a missing device would send them to the processor without a word.
+/// `CUDA_ERROR_SYSTEM_NOT_READY`: the answer of every driver entry where the limiter cannot work. Frameworks
+/// report it; if a device were missing, they would use the processor without a word.
 pub(crate) const REFUSED: i32 = 802;
 
 const UNKNOWN: u32 = 0;
@@ -17,10 +17,10 @@ const LIMITED: u32 = 1;
 const FAILED: u32 = 2;
 const UNLIMITED: u32 = 3;
 
-/// Used until there is a page, and where there is no memory for one.
+/// The mode's word until there is a page, and where there is no memory for one.
 static FALLBACK: AtomicU32 = AtomicU32::new(UNKNOWN);
 static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
-/// Process that reads the configuration, or has.
+/// The process that reads the configuration, or has read it.
 static READER: AtomicU32 = AtomicU32::new(0);
 
 fn word() -> &'static AtomicU32 {
@@ -31,15 +31,15 @@ fn word() -> &'static AtomicU32 {
 /// What the limiter does in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// It limits.
+    /// The limiter limits.
     Limited,
-    /// It refuses CUDA.
+    /// The limiter refuses CUDA.
     Failed,
-    /// It failed, and the DeviceClass lets programs run all the same.
+    /// The limiter failed, and the DeviceClass lets programs run all the same.
     Unlimited,
 }
 
-/// The process's mode; found out at the first call.
+/// Returns the process's mode, which the first call finds out.
 #[inline]
 pub(crate) fn mode() -> Mode {
     match word().load(Acquire) {
@@ -50,7 +50,7 @@ pub(crate) fn mode() -> Mode {
     }
 }
 
-/// A call that is not limited, and refused where CUDA is.
+/// Makes a call that is not limited, but is refused where CUDA is.
 pub(crate) fn pass(driver: impl Fn() -> i32) -> i32 {
     if mode() == Mode::Failed { REFUSED } else { driver() }
 }
@@ -67,7 +67,7 @@ fn find_out() -> Mode {
         let me = sys::process_id();
         let reader = READER.load(Acquire);
         if reader == me {
-            // Another thread is reading; it calls nothing of ours meanwhile.
+            // Another thread is reading; it calls none of the limiter's entries meanwhile.
             sys::sleep_ms(1);
             continue;
         }
@@ -96,8 +96,8 @@ fn find_out() -> Mode {
     }
 }
 
-/// Gives up: from here on CUDA is refused, with the reason told once. Where the DeviceClass of every share
-/// says so, programs run unlimited instead.
+/// Gives up: from here on CUDA is refused, and the reason is told once. If the DeviceClass of every share
+/// allows it, programs run unlimited instead. Returns 0 in that case, else the CUDA code.
 pub(crate) fn fail(reason: &str) -> i32 {
     let shares = config::shares();
     if !shares.is_empty() && shares.iter().all(|share| share.may_fail_open()) {

@@ -1,4 +1,5 @@
-//! System calls, made directly: no errno, no cancellation points, no symbol of a libc that may be too old.
+//! System calls, made directly: without errno, cancellation points, or a symbol of a libc that may be too
+//! old.
 
 use core::arch::asm;
 use core::ffi::CStr;
@@ -40,17 +41,17 @@ mod number {
     pub(super) const MADVISE: usize = 233;
 }
 
-/// Number of a failed system call's error.
+/// The error number of a failed system call.
 pub(crate) type Errno = i32;
 
 /// `ENOENT`
 pub(crate) const ENOENT: Errno = 2;
-/// `EAGAIN`: somebody else has a lock.
+/// `EAGAIN`: another open file has a lock.
 pub(crate) const EAGAIN: Errno = 11;
 /// `EINTR`
 const EINTR: Errno = 4;
 
-/// What Miri, which knows no assembly, can follow of system calls: memory and sleep.
+/// Does what Miri, which cannot run assembly, can follow of system calls: memory and sleep.
 ///
 /// # Safety
 /// As the system call asks.
@@ -126,14 +127,14 @@ impl File {
         }
     }
 
-    /// Gives the descriptor away.
+    /// Gives up ownership of the descriptor and returns it.
     pub(crate) fn into_raw(self) -> i32 {
         let fd = self.0;
         core::mem::forget(self);
         fd
     }
 
-    /// Takes a descriptor over.
+    /// Takes over ownership of a descriptor.
     pub(crate) fn from_raw(fd: i32) -> Self {
         Self(fd)
     }
@@ -155,20 +156,20 @@ impl File {
         Ok(done)
     }
 
-    /// Size of the file.
+    /// Returns the size of the file in bytes.
     pub(crate) fn size(&self) -> Result<usize, Errno> {
         // SAFETY: moves the offset of a descriptor that only we use, and only with explicit offsets.
         unsafe { call(number::LSEEK, [self.0 as usize, 0, 2, 0, 0, 0]) }
     }
 
-    /// Entries of a directory, as the kernel lays them out; 0 at the end.
+    /// Reads entries of a directory, as the kernel lays them out. Returns the bytes read; 0 at the end.
     pub(crate) fn entries(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
         let arguments = [self.0 as usize, buffer.as_mut_ptr() as usize, buffer.len(), 0, 0, 0];
         // SAFETY: the pointer and length are a slice's.
         unsafe { call(number::GETDENTS, arguments) }
     }
 
-    /// Whether another open file holds a lock on the byte; also where that cannot be told.
+    /// Returns true if another open file holds a lock on the byte, or if that cannot be told.
     pub(crate) fn is_locked(&self, byte: u64) -> bool {
         const F_OFD_GETLK: usize = 36;
         const F_WRLCK: i16 = 1;
@@ -179,8 +180,8 @@ impl File {
         unsafe { call(number::FCNTL, arguments) }.is_err() || lock.kind != F_UNLCK
     }
 
-    /// Start and length of a lock that another open file holds somewhere in a range of bytes, if there is one. A length
-    /// of 0 reaches to the end of all files.
+    /// Returns start and length of a lock that another open file holds somewhere in a range of bytes, if
+    /// there is one. A length of 0 reaches to the end of all files.
     pub(crate) fn lock_in(&self, start: u64, length: u64) -> Result<Option<(u64, u64)>, Errno> {
         const F_OFD_GETLK: usize = 36;
         const F_WRLCK: i16 = 1;
@@ -216,7 +217,7 @@ impl Drop for File {
     }
 }
 
-/// `struct flock` of a byte.
+/// `struct flock` of one byte.
 #[repr(C)]
 struct Flock {
     kind: i16,
@@ -247,14 +248,14 @@ pub(crate) fn unlock_byte(fd: i32, byte: u64) {
     };
 }
 
-/// Zeroed private memory, never given back; null where there is none.
+/// Returns zeroed private memory, which is never given back by itself; null where there is none.
 pub(crate) fn memory(size: usize) -> *mut u8 {
     // SAFETY: a new anonymous mapping at an address that the kernel picks.
     unsafe { call(number::MMAP, [0, size, 3, 0x22, usize::MAX, 0]) }
         .map_or(core::ptr::null_mut(), |at| at as *mut u8)
 }
 
-/// Gives memory of [`memory`] back.
+/// Gives back memory of [`memory`].
 ///
 /// # Safety
 /// `at` and `size` are a mapping of [`memory`] that nothing refers to any more.
@@ -263,7 +264,7 @@ pub(crate) unsafe fn free_memory(at: *mut u8, size: usize) {
     let _ = unsafe { call(number::MUNMAP, [at as usize, size, 0, 0, 0, 0]) };
 }
 
-/// Makes a page that reads as zeros in forked children. Fails on kernels before 4.14.
+/// Makes a page read as zeros in forked children. Returns false on kernels before 4.14, which cannot.
 pub(crate) fn wipe_on_fork(at: *mut u8, size: usize) -> bool {
     const MADV_WIPEONFORK: usize = 18;
     // SAFETY: advice about a private mapping of ours.
@@ -277,7 +278,7 @@ pub(crate) fn keep_from_children(at: *mut u8, size: usize) -> bool {
     unsafe { call(number::MADVISE, [at as usize, size, MADV_DONTFORK, 0, 0, 0]) }.is_ok()
 }
 
-/// Target of a symbolic link.
+/// Returns the target of a symbolic link.
 pub(crate) fn link_target<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
     const AT_FDCWD: usize = -100_isize as usize;
     let arguments = [AT_FDCWD, path.as_ptr() as usize, buffer.as_mut_ptr() as usize, buffer.len(), 0, 0];
@@ -286,26 +287,26 @@ pub(crate) fn link_target<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [
     buffer.get(..length)
 }
 
-/// Whether a file of any kind exists.
+/// Returns true if a file of any kind exists.
 pub(crate) fn exists(path: &CStr) -> bool {
     const AT_FDCWD: usize = -100_isize as usize;
     // SAFETY: a terminated path that outlives the call.
     unsafe { call(number::FACCESSAT, [AT_FDCWD, path.as_ptr() as usize, 0, 0, 0, 0]) }.is_ok()
 }
 
-/// The process's id; never 0, also where it cannot be asked.
+/// Returns the process's id; never 0, even if it cannot be asked.
 pub(crate) fn process_id() -> u32 {
     // SAFETY: no arguments.
     unsafe { call(number::GETPID, [0; 6]) }.map_or(u32::MAX, |pid| pid as u32)
 }
 
-/// Writes to standard error; whatever becomes of it is not our concern.
+/// Writes to standard error; a failure is ignored.
 pub(crate) fn write_stderr(text: &[u8]) {
     // SAFETY: the pointer and length are a slice's.
     let _ = unsafe { call(number::WRITE, [2, text.as_ptr() as usize, text.len(), 0, 0, 0]) };
 }
 
-/// Milliseconds of the monotonic clock, never 0.
+/// Returns the milliseconds of the monotonic clock, never 0.
 pub(crate) fn now_ms() -> u64 {
     const CLOCK_MONOTONIC: usize = 1;
     let mut time = [0_u64; 2];
@@ -315,7 +316,7 @@ pub(crate) fn now_ms() -> u64 {
     (seconds * 1000 + nanos / 1_000_000).max(1)
 }
 
-/// A number that differs between threads: the thread's own pointer, which costs nothing to read.
+/// Returns a number that differs between threads: the thread's own pointer, which costs nothing to read.
 #[inline]
 pub(crate) fn thread_pointer() -> u64 {
     let pointer: u64;
@@ -332,13 +333,13 @@ pub(crate) fn thread_pointer() -> u64 {
     pointer
 }
 
-/// Nanoseconds of the same clock, without a system call.
+/// Returns the nanoseconds of the monotonic clock, without a system call.
 pub(crate) fn now_ns() -> u64 {
     let [seconds, nanos] = clock(1);
     seconds * 1_000_000_000 + nanos
 }
 
-/// Milliseconds of the same clock from the last timer tick: cheap, without a system call.
+/// Returns the milliseconds of the monotonic clock at the last timer tick: cheap, without a system call.
 pub(crate) fn coarse_ms() -> u64 {
     const CLOCK_MONOTONIC_COARSE: i32 = 6;
     let [seconds, nanos] = clock(CLOCK_MONOTONIC_COARSE);
@@ -355,14 +356,14 @@ fn clock(which: i32) -> [u64; 2] {
     time
 }
 
-/// Sleeps.
+/// Sleeps for `micros` microseconds.
 pub(crate) fn sleep_us(micros: u64) {
     let time = [micros / 1_000_000, micros % 1_000_000 * 1000];
     // SAFETY: the record outlives the call.
     let _ = unsafe { call(number::NANOSLEEP, [time.as_ptr() as usize, 0, 0, 0, 0, 0]) };
 }
 
-/// Sleeps.
+/// Sleeps for `millis` milliseconds.
 pub(crate) fn sleep_ms(millis: u64) {
     sleep_us(millis * 1000);
 }

@@ -1,12 +1,11 @@
-//! The hook table: every entry point that the limiter takes over. The one list of the project; the stub's
-//! exports, the core's entries and the resolver are generated from it at compile time, and the ELF gate
-//! compares the built files with it.
+//! The hook table: every entry point that the limiter takes over. It is the only such list of the project.
+//! The stub's exports, the core's entries and the resolver are generated from it at compile time, and the ELF
+//! gate compares the built files with it.
 //!
-//! Columns: exported (ELF) symbol; the name that `cuGetProcAddress` knows it by; the lowest CUDA version
-//! that is answered with it; which default stream it works on (`legacy` also for functions without one).
-//! Why all the others pass is in `hook/core/table/passes.txt`.
-//! NVML has no such resolver: every version is a symbol of its own. `hook/core/table/derive.py` prints the
-//! CUDA rows from NVIDIA's headers.
+//! The columns are: exported (ELF) symbol; the name that `cuGetProcAddress` knows it by; the lowest CUDA
+//! version that is answered with it; the default stream that it works on (`legacy` also for functions without
+//! one). `hook/core/table/passes.txt` says why all other functions pass. NVML has no such resolver: every
+//! version is a symbol of its own. `hook/core/table/derive.py` prints the CUDA rows from NVIDIA's headers.
 //!
 //! This file is compiled into the stub, the core and the tests. It holds data and look-ups only.
 
@@ -145,19 +144,19 @@ macro_rules! hook_table {
 
 pub(crate) use hook_table;
 
-/// Which default stream a symbol works on, or that it is none of CUDA's.
+/// The default stream that a symbol works on, or that it is not CUDA's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(non_camel_case_types, dead_code, reason = "spelled as in the table; not every includer asks")]
 pub(crate) enum Stream {
-    /// The legacy one, or the function has none.
+    /// The legacy stream, or the function has none.
     legacy,
-    /// The calling thread's own (`_ptsz`, `_ptds`).
+    /// The calling thread's own stream (`_ptsz`, `_ptds`).
     thread,
     /// A symbol of NVML.
     nvml,
 }
 
-/// One row.
+/// One row of the hook table.
 #[derive(Clone, Copy, Debug)]
 #[allow(dead_code, reason = "not every includer asks for everything")]
 pub(crate) struct Row {
@@ -165,9 +164,9 @@ pub(crate) struct Row {
     pub symbol: &'static str,
     /// Name in `cuGetProcAddress`.
     pub name: &'static str,
-    /// Lowest version answered with it.
+    /// The lowest CUDA version that is answered with it.
     pub since: u32,
-    /// Kind of stream.
+    /// The default stream that it works on.
     pub stream: Stream,
 }
 
@@ -193,14 +192,14 @@ macro_rules! define {
 hook_table!(define);
 
 impl Hook {
-    /// The row with this number.
+    /// Returns the row with this number.
     #[allow(dead_code, reason = "not every includer asks")]
     pub(crate) fn of(row: usize) -> Option<Self> {
         ALL.get(row).copied()
     }
 }
 
-/// Number of rows.
+/// The number of rows.
 pub(crate) const COUNT: usize = ROWS.len();
 
 /// The newest CUDA version whose header the table was derived from.
@@ -221,8 +220,8 @@ pub(crate) const KNOWN_HARMLESS: &[&str] = &[
 const FAMILIES: &[&[u8]] =
     &[b"cuGetProcAddress", b"cuMemAlloc", b"cuMemCreate", b"cuLaunch", b"cuGraphLaunch"];
 
-/// Whether a name that is not in the table may be a newer version of one that is: the limiter answers it as
-/// an older driver would.
+/// Returns true if a name that is not in the table may be a newer version of one that is: the limiter answers
+/// it as an older driver would.
 pub(crate) fn looks_hooked(name: &[u8]) -> bool {
     let family = FAMILIES.iter().any(|family| name.starts_with(family));
     let versioned = || {

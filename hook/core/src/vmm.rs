@@ -11,9 +11,9 @@ use crate::state::{self, Mode, REFUSED};
 
 #[derive(Clone, Copy)]
 struct Memory {
-    /// Device plus one; 0 = not charged here.
+    /// The device plus one; 0 = not charged here.
     device: u16,
-    /// For what another process has exported: its device plus one.
+    /// The device plus one, for memory that another process has exported; 0 = other memory.
     imported_from: u16,
     bytes: u64,
     references: u32,
@@ -32,7 +32,8 @@ struct Mapping {
     bytes: u64,
 }
 
-/// Handles are the driver's numbers, which it may use again while old mappings live; memories are ours.
+/// What is known of physical memory. Handles are the driver's numbers, which it may use again while old
+/// mappings live; memories are numbered by the limiter.
 struct Book {
     memories: Map<Memory>,
     handles: Map<Handle>,
@@ -52,7 +53,7 @@ impl Book {
             && self.handles.insert(handle, Handle { memory: self.last, references: 1 }).is_ok()
     }
 
-    /// Drops a memory that nothing refers to; tells what to release.
+    /// Drops a memory that nothing refers to; returns what to release.
     fn drop_if_unused(&mut self, memory: u64) -> Option<(u64, Memory)> {
         let found = self.memories.get(memory)?;
         if found.references > 0 || found.mappings > 0 {
@@ -73,12 +74,12 @@ fn release(what: Option<(u64, Memory)>) {
     }
 }
 
-/// No address has its lowest bit set.
+/// Returns the key of a memory in the list of shared memory; it is no address, because its lowest bit is set.
 fn shared_key(memory: u64) -> u64 {
     memory << 1 | 1
 }
 
-/// Device of memory that was imported.
+/// Returns the device of memory that was imported.
 fn device_of(handle: u64) -> Option<Device> {
     /// `CU_MEM_LOCATION_TYPE_DEVICE`
     const ON_DEVICE: i32 = 1;
@@ -90,7 +91,7 @@ fn device_of(handle: u64) -> Option<Device> {
     account::is_limited(device).then_some(device)
 }
 
-/// Gives another process a handle of this memory.
+/// Gives another process a handle of memory.
 pub(crate) fn export(handle: u64, driver: impl Fn() -> i32) -> i32 {
     if let Err(code) = pass(driver) {
         return code;
@@ -107,7 +108,7 @@ pub(crate) fn export(handle: u64, driver: impl Fn() -> i32) -> i32 {
     0
 }
 
-/// Makes physical memory on `device`, or none that is charged.
+/// Makes physical memory on `device`, or elsewhere without a charge.
 pub(crate) fn create(
     device: Option<Device>,
     bytes: u64,
@@ -153,7 +154,7 @@ fn pass(driver: impl Fn() -> i32) -> Result<(), i32> {
     }
 }
 
-/// Takes over memory that another process exported; who exported it pays for it.
+/// Takes over memory that another process exported; the exporter pays for it.
 pub(crate) fn import(driver: impl Fn() -> i32, made: impl Fn() -> u64) -> i32 {
     match pass(driver) {
         Ok(()) => {
@@ -172,7 +173,7 @@ pub(crate) fn import(driver: impl Fn() -> i32, made: impl Fn() -> u64) -> i32 {
                     book.add(handle, None, 0);
                     let last = book.last;
                     if let Some(memory) = book.memories.get_mut(last) {
-                        // How much it is will be seen when it is mapped.
+                        // Its size will be known when it is mapped.
                         memory.imported_from = device.map_or(0, |device| device as u16 + 1);
                     }
                 }
@@ -288,7 +289,7 @@ pub(crate) struct ArrayMap {
 const _: () = assert!(size_of::<ArrayMap>() == 96);
 
 impl ArrayMap {
-    /// A key for the part of the array: no address, because its lowest bit is set.
+    /// Returns a key for the part of the array; it is no address, because its lowest bit is set.
     fn key(&self) -> u64 {
         let words = [self.resource, u64::from(self.part_kind)].into_iter().chain(self.part);
         words.fold(0xcbf2_9ce4_8422_2325, |sum: u64, word| (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15))
@@ -296,7 +297,7 @@ impl ArrayMap {
     }
 }
 
-/// Maps memory to parts of sparse arrays, or takes it away.
+/// Maps memory to parts of sparse arrays, or unmaps it.
 ///
 /// # Safety
 /// `list` has `count` entries.
@@ -310,7 +311,7 @@ pub(crate) unsafe fn map_arrays(list: *const ArrayMap, count: u32, driver: impl 
         // SAFETY: below the count that the driver has accepted as well.
         let entry = unsafe { list.add(index).read() };
         let mut book = BOOK.lock();
-        // What was mapped there before is not any more, whatever the operation.
+        // The memory that was mapped there before is unmapped, whatever the operation.
         let before = book.mappings.remove(entry.key());
         if entry.operation == MAP
             && let Some(Handle { memory, .. }) = book.handles.get(entry.handle)
@@ -351,7 +352,7 @@ pub(crate) fn unmap(address: u64, bytes: u64, driver: impl Fn() -> i32) -> i32 {
     0
 }
 
-/// In a forked child: nothing is known.
+/// Forgets all physical memory, in a forked child.
 pub(crate) fn renew_after_fork() {
     BOOK.renew_after_fork();
     let mut book = BOOK.lock();

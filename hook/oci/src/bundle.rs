@@ -1,40 +1,40 @@
-//! Where the container's root is and what its process is labelled: the state names the bundle, the bundle's configuration
-//! both.
+//! The container's root and the label of its process: the state names the bundle, and the bundle's
+//! configuration has both.
 
 use crate::json::{JsonError, string_at};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Why the root is not known.
+/// The reason why the root is not known.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BundleError {
-    /// Standard input.
+    /// Standard input cannot be read.
     #[error("the container's state cannot be read: {0}")]
     Read(std::io::Error),
-    /// The state.
+    /// The state names no bundle.
     #[error("the container's state on standard input is no JSON object with a bundle")]
     State,
-    /// The bundle's configuration.
+    /// The bundle's configuration cannot be read.
     #[error("{path} cannot be read: {source}")]
     Config {
-        /// The configuration.
+        /// The path of the configuration.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: std::io::Error,
     },
-    /// The configuration's content.
+    /// The configuration names no root.
     #[error("{0} names no root.path")]
     Root(PathBuf),
 }
 
-/// No state is larger than this.
+/// The largest state, in bytes.
 const LARGEST_STATE: u64 = 1 << 20;
 
-/// A container as its bundle has it.
+/// A container as its bundle describes it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Container {
-    /// Its root, as the hook sees it.
+    /// The root, as the hook sees it.
     pub root: PathBuf,
     /// The SELinux label that its process is to have.
     pub label: Option<String>,
@@ -50,12 +50,12 @@ pub fn container(state: &mut dyn Read) -> Result<Container, BundleError> {
     let config = std::fs::read_to_string(&path)
         .map_err(|source| BundleError::Config { path: path.clone(), source })?;
     let root = root_in(&bundle, &config).ok_or(BundleError::Root(path))?;
-    // What is not understood was told of with the root.
+    // A configuration that is not understood was reported with the root.
     let label = string_at(&config, &["process", "selinuxLabel"]).ok().flatten();
     Ok(Container { root, label })
 }
 
-/// `root.path` of a configuration, which may be relative to the bundle.
+/// Returns `root.path` of a configuration, which may be relative to the bundle.
 fn root_in(bundle: &Path, config: &str) -> Option<PathBuf> {
     let root = string_at(config, &["root", "path"]).ok().flatten().filter(|root| !root.is_empty())?;
     Some(bundle.join(root))

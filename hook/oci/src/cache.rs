@@ -1,19 +1,21 @@
-//! `/etc/ld.so.cache` of glibc, format `glibc-ld.so.cache1.1`: read, and written with entries of ours in front.
+//! `/etc/ld.so.cache` of glibc, format `glibc-ld.so.cache1.1`: reading it, and writing it with further
+//! entries in front.
 //!
-//! The image's cache is the image's, so nothing of it is believed: every offset is checked, names have the length of
-//! paths, and there are bounds for entries and bytes. What is not understood is left as it is.
+//! The cache is the image's, so nothing in it is believed: every offset is checked, names have the length of
+//! paths, and there are bounds for entries and bytes. A cache that is not understood is left as it is.
 //!
-//! Layout (glibc's `sysdeps/generic/dl-cache.h`): a header of 48 bytes, entries of 24, strings, extensions. glibc before
-//! 2.32 puts a table of the old format `ld.so-1.7.0` before it; its readers take the new one alone as well.
+//! Layout (glibc's `sysdeps/generic/dl-cache.h`): a header of 48 bytes, entries of 24, strings, extensions.
+//! glibc before 2.32 puts a table of the old format `ld.so-1.7.0` before it; its readers take the new one
+//! alone as well.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-/// No cache is larger than this.
+/// The largest cache, in bytes.
 pub(crate) const LARGEST: u64 = 8 << 20;
-/// Nor has it more entries.
+/// The most entries of a cache.
 const MOST_ENTRIES: usize = 1 << 16;
-/// Names and paths are no longer than a path may be.
+/// The longest name or path, in bytes: as long as a path may be.
 const LONGEST: usize = 4096;
 
 const MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
@@ -43,11 +45,11 @@ const FLAGS_32: i32 = 0x0003;
 /// A library that the cache is to lead to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Library {
-    /// Its name, by which programs ask for it.
+    /// The name by which programs ask for the library.
     pub(crate) name: String,
-    /// Its path in the container.
+    /// The library's path in the container.
     pub(crate) path: String,
-    /// Whether it is for 32-bit programs.
+    /// True if the library is for 32-bit programs.
     pub(crate) compat32: bool,
 }
 
@@ -67,8 +69,8 @@ struct Cache<'a> {
     hwcaps: Vec<&'a [u8]>,
 }
 
-/// A cache with these libraries before those of the image's cache. `None` if that is not understood,
-/// or would become too large.
+/// Returns a cache with these libraries before those of the image's cache. Returns `None` if the image's
+/// cache is not understood, or if the new one would be too large.
 pub(crate) fn with(image: Option<&[u8]>, libraries: &[Library]) -> Option<Vec<u8>> {
     let mut cache = match image {
         Some(image) => read(image)?,
@@ -85,7 +87,7 @@ pub(crate) fn with(image: Option<&[u8]>, libraries: &[Library]) -> Option<Vec<u8
         })
         .collect();
     cache.entries.retain(|entry| !ours.contains(entry));
-    // Of equals the first counts, and the sort keeps their order.
+    // Of equal entries the first counts, and the sort keeps their order.
     cache.entries.splice(0..0, ours);
     cache.entries.sort_by(|a, b| compare(b.name, a.name).then(b.flags.cmp(&a.flags)));
     write(&cache)
@@ -135,7 +137,8 @@ fn read(whole: &[u8]) -> Option<Cache<'_>> {
     Some(Cache { entries, hwcaps })
 }
 
-/// Extensions are found from the beginning of the file, strings from that of the new table.
+/// Reads the names of directories below `glibc-hwcaps`. Extensions are found from the beginning of the file,
+/// strings from that of the new table.
 fn hwcaps<'a>(whole: &[u8], file: &'a [u8], extension: usize) -> Option<Vec<&'a [u8]>> {
     if number(whole, extension)? != EXTENSION_MAGIC {
         return None;
@@ -158,7 +161,7 @@ fn hwcaps<'a>(whole: &[u8], file: &'a [u8], extension: usize) -> Option<Vec<&'a 
     Some(Vec::new())
 }
 
-/// Strings, each once, with its offset in the file.
+/// Strings of the file, each once, with its offset.
 struct Strings<'a> {
     start: usize,
     bytes: Vec<u8>,
@@ -213,8 +216,8 @@ fn write(cache: &Cache<'_>) -> Option<Vec<u8>> {
     Some(file)
 }
 
-/// The order of a cache, in which the loader searches by halves: as text, but runs of digits as numbers
-/// (`_dl_cache_libcmp`).
+/// Returns the order of two names in a cache, in which the loader searches by halves: as text, but runs of
+/// digits as numbers (`_dl_cache_libcmp`).
 fn compare(a: &[u8], b: &[u8]) -> Ordering {
     let (mut a, mut b) = (a, b);
     loop {
@@ -237,7 +240,8 @@ fn compare(a: &[u8], b: &[u8]) -> Ordering {
     }
 }
 
-/// A run of digits as the number that the loader makes of it, an `int` that wraps, and what is behind it.
+/// Returns a run of digits as the number that the loader makes of it, an `int` that wraps, and the text
+/// behind the run.
 fn digits(text: &[u8]) -> (i32, &[u8]) {
     let end = text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
     let (run, rest) = text.split_at_checked(end).unwrap_or((text, b""));

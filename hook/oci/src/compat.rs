@@ -1,8 +1,8 @@
 //! CUDA's forward compatibility: whether the libraries for CUDA that an image brings come before the host's.
 //!
-//! Newer ones say in a note of their ELF file which branches of the driver they work with, as JSON (`{"Driver": [535,
-//! 550], …}`). Those without a note work with older branches. The image's author made the file, so every number in it is
-//! checked, and no more than a few kibibytes of it are read.
+//! Newer libraries say in a note of their ELF file which branches of the driver they work with, as JSON
+//! (`{"Driver": [535, 550], …}`). Libraries without a note work with older branches. The image's author made
+//! the file, so every number in it is checked, and no more than a few kibibytes of it are read.
 
 use crate::inside::Root;
 use crate::json::numbers_at;
@@ -12,21 +12,21 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Where images have them.
+/// The directory where images have these libraries.
 pub(crate) const DIR: &str = "/usr/local/cuda/compat";
 /// More files than such a directory has.
 const MOST: usize = 64;
-/// The section with the note, and whose it is.
+/// The name of the section with the note, and the note's owner.
 const SECTION: &[u8] = b".note.cuda.fwd_compatibility\0";
 const OWNER: &[u8] = b"NVIDIA Corporation\0";
-/// No table of sections, of their names, or note is larger.
+/// The largest table of sections, table of their names, or note, in bytes.
 const LARGEST: u64 = 1 << 16;
-/// Sizes of the header, of a section's entry and of a note's header (ELF of 64 bits).
+/// The sizes of the header, of a section's entry and of a note's header, in bytes (ELF of 64 bits).
 const HEADER: u64 = 64;
 const ENTRY: u64 = 64;
 const NOTE: usize = 12;
 
-/// Names of the image's libraries, if they come before those of the host's driver.
+/// Returns the names of the image's libraries, if they come before those of the host's driver.
 pub(crate) fn names(root: &Root, host: &str) -> Vec<String> {
     let names = root.names(Path::new(DIR), MOST);
     let versions = names.iter().filter_map(|name| version(name.strip_prefix("libcuda.so.")?));
@@ -42,7 +42,8 @@ pub(crate) fn names(root: &Root, host: &str) -> Vec<String> {
     }
 }
 
-/// Whether libraries of a version come before the host's, given the branches that they say they work with.
+/// Returns true if libraries of a version come before the host's, given the branches that they say they work
+/// with.
 fn comes_first(image: &[u32], host: &[u32], branches: Option<&[u32]>) -> bool {
     match branches {
         Some(branches) => image > host && host.first().is_some_and(|branch| branches.contains(branch)),
@@ -50,13 +51,13 @@ fn comes_first(image: &[u32], host: &[u32], branches: Option<&[u32]>) -> bool {
     }
 }
 
-/// The numbers of `535.261.03`; nothing of `1`.
+/// Returns the numbers of `535.261.03`; `None` for `1`.
 fn version(text: &str) -> Option<Vec<u32>> {
     let parts: Option<Vec<u32>> = text.split('.').map(|part| part.parse().ok()).collect();
     parts.filter(|parts| parts.len() > 1)
 }
 
-/// The branches that a library says it works with.
+/// Returns the branches that a library says it works with.
 fn branches(root: &Root, path: &Path) -> Option<Vec<u32>> {
     let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
     let file = File::from(root.file(path, flags, Mode::empty()).ok()?);
@@ -72,7 +73,7 @@ fn branches(root: &Root, path: &Path) -> Option<Vec<u32>> {
     numbers_at(text.trim_end_matches('\0'), &["Driver"])
 }
 
-/// The section with the note.
+/// Returns the content of the section with the note.
 fn section(file: &File) -> Option<Vec<u8>> {
     let header = read(file, 0, HEADER)?;
     if !header.starts_with(b"\x7fELF\x02\x01") {

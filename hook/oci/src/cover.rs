@@ -1,5 +1,5 @@
-//! A file with a content of ours over one in the container, read-only. It is made in the container's `/dev`, which is
-//! memory, and has no name once it is mounted, so that neither the image nor its layer is changed.
+//! Covers a file in the container by another content, read-only. The cover is made in the container's `/dev`,
+//! which is memory, and has no name once it is mounted, so neither the image nor its layer is changed.
 
 use crate::inside::Root;
 use nix::errno::Errno;
@@ -11,22 +11,22 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-/// Why nothing could be put over a file.
+/// The reason why nothing could be put over a file.
 #[derive(Debug, thiserror::Error)]
 #[error("the file that is to cover {path} cannot be {what}: {source}")]
 pub struct CoverError {
-    /// The file below.
+    /// The file that was to be covered.
     path: PathBuf,
-    /// What failed.
+    /// The step that failed.
     what: &'static str,
-    /// Why.
+    /// The reason.
     source: Errno,
 }
 
-/// Its name while it is made.
+/// The name of the cover while it is made.
 const ASIDE: &str = ".aliquot-cover";
 
-/// Covers a file.
+/// Covers a file by `content`.
 pub(crate) fn cover(root: &Root, path: &Path, content: &[u8]) -> Result<(), CoverError> {
     let error = |what| move |source| CoverError { path: path.to_owned(), what, source };
     let create = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW;
@@ -56,7 +56,8 @@ pub(crate) fn cover(root: &Root, path: &Path, content: &[u8]) -> Result<(), Cove
     mounted
 }
 
-/// Takes away a cover: what has no name. Should it be another's than ours, it is gone as well.
+/// Takes away a cover, which is recognised by having no name. A cover that somebody else made is taken away
+/// as well.
 pub(crate) fn uncover(root: &Root, path: &Path) -> Result<(), CoverError> {
     let error = |what| move |source| CoverError { path: path.to_owned(), what, source };
     let Ok(found) = root.file(path, OFlag::O_PATH, Mode::empty()) else { return Ok(()) };

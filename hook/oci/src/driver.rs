@@ -1,13 +1,16 @@
-//! What a container with the driver's files needs beside them, and what no mount can give: an entry in its
-//! `ld.so.cache` for each library, of which the image's own come first where they are newer (CUDA's forward
-//! compatibility), and `ModifyDeviceFiles: 0` where the driver tells its parameters.
+//! The parts of the driver that no mount can give to a container with the driver's files.
 //!
-//! The cache is read and written here rather than by the host's `ldconfig`, which would run with the runtime's rights on
-//! files that the image's author chose, and which not every host has. It is the one file of the container's own layer
-//! that is exchanged: a mount over it would make `ldconfig` fail there, and with it every installation of a package.
+//! They are: an entry in its `ld.so.cache` for each library, where the image's own libraries come first if
+//! they are newer (CUDA's forward compatibility); and `ModifyDeviceFiles: 0` where the driver tells its
+//! parameters.
 //!
-//! None of this is needed for a limit to hold, and CUDA programs find their libraries without it, so the container starts
-//! where it cannot be done, and the reason is told on standard error.
+//! The cache is read and written here rather than by the host's `ldconfig`, which would run with the
+//! runtime's rights on files that the image's author chose, and which not every host has. The cache is the
+//! one file of the container's own layer that is exchanged: a mount over it would make `ldconfig` fail in the
+//! container, and with it every installation of a package.
+//!
+//! None of this is needed for a limit to hold, and CUDA programs find their libraries without it. So the
+//! container also starts where it cannot be done, and the reason is told on standard error.
 
 use crate::args::Driver;
 use crate::cache::{self, Library};
@@ -24,31 +27,31 @@ use std::path::{Path, PathBuf};
 
 /// The loader's cache.
 const CACHE: &str = "/etc/ld.so.cache";
-/// Its directory and the name that the new one has while it is written.
+/// The cache's directory, and the name of the new cache while it is written.
 const ETC: &str = "/etc";
 const ASIDE: &str = ".aliquot-ld.so.cache";
-/// Parameters of the kernel module.
+/// The parameters of the kernel module.
 const PARAMS: &str = "/proc/driver/nvidia/params";
 
-/// Why a part of it could not be done.
+/// The reason why a part of it could not be done.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverError {
-    /// A file of the container.
+    /// A file of the container cannot be used.
     #[error(transparent)]
     Inside(#[from] InsideError),
-    /// The image's cache.
+    /// The image's cache is not understood.
     #[error("{CACHE} is of a format that is not understood, and stays as it is")]
     Cache,
-    /// The new cache.
+    /// The new cache cannot be put in place.
     #[error("{CACHE} cannot be exchanged and stays as it is: {0}")]
     Exchange(Errno),
-    /// The parameters.
+    /// The parameters cannot be covered.
     #[error(transparent)]
     Cover(#[from] CoverError),
 }
 
-/// Does it all, and tells what could not be done.
+/// Does everything for the driver's files, and returns what could not be done.
 pub(crate) fn apply(root: &Root, args: &Driver) -> Vec<DriverError> {
     [exchange_cache(root, args), hide_params(root)].into_iter().filter_map(Result::err).collect()
 }
@@ -67,7 +70,7 @@ fn exchange_cache(root: &Root, args: &Driver) -> Result<(), DriverError> {
     exchange(root, &new).map_err(DriverError::Exchange)
 }
 
-/// Libraries of a directory.
+/// Returns libraries of a directory.
 fn of<'a>(
     dir: &'a Path,
     names: impl IntoIterator<Item = &'a String>,
@@ -80,8 +83,8 @@ fn of<'a>(
     names.into_iter().map(library)
 }
 
-/// Writes the cache and gives it its name. Nothing that is mounted below the root is entered, so neither a volume nor a
-/// file of the host is ever changed.
+/// Writes the cache and gives it its name. Nothing that is mounted below the root is entered, so neither a
+/// volume nor a file of the host is ever changed.
 fn exchange(root: &Root, content: &[u8]) -> Result<(), Errno> {
     let etc = match root.own(Path::new(ETC), OFlag::O_PATH | OFlag::O_DIRECTORY) {
         // A volume there is somebody else's, as is its cache.
@@ -114,7 +117,8 @@ fn exchange(root: &Root, content: &[u8]) -> Result<(), Errno> {
     done
 }
 
-/// Lets the driver's tools in the container make no device nodes: the runtime has made those that it may have.
+/// Makes the driver's tools in the container create no device nodes: the runtime has created those that the
+/// container may have.
 fn hide_params(root: &Root) -> Result<(), DriverError> {
     let path = PathBuf::from(PARAMS);
     let Some(text) = root.read(&path)? else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! The system calls that a loader needs to find, map and bind libraries, as a seccomp filter that refuses all
-//! others. Pure.
+//! The seccomp filter of the trial: it allows the system calls that a loader needs to find, map and bind
+//! libraries, and refuses all others. The functions are pure.
 
 use libc::{
     BPF_ABS, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW,
@@ -11,8 +11,8 @@ const MACHINE: u32 = 0xC000_003E;
 #[cfg(target_arch = "aarch64")]
 const MACHINE: u32 = 0xC000_00B7;
 
-/// What every glibc since 2.17 calls, and what its own attempts fall back to. None of it starts a process, reaches
-/// another one or the network, or changes a file.
+/// The system calls that every glibc since 2.17 makes, and those that its own attempts fall back to. None of
+/// them starts a process, reaches another one or the network, or changes a file.
 const ALLOWED: &[c_long] = &[
     libc::SYS_read,
     libc::SYS_pread64,
@@ -71,24 +71,26 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_time,
 ];
 
-/// Calls that open a file, and which of their arguments says what for.
+/// The calls that open a file, and the number of the argument that says what for.
 const OPENING: &[(c_long, u32)] = &[
     (libc::SYS_openat, 2),
     #[cfg(target_arch = "x86_64")]
     (libc::SYS_open, 1),
 ];
 
-/// Opening that changes something.
+/// Flags of an opening that changes something.
 const WRITING: u32 = (libc::O_WRONLY | libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC) as u32;
 
-/// Calls from here on are younger than this list. A libc has another way where the kernel does not know them.
+/// The first call that is younger than this list. A libc has another way where the kernel does not know a
+/// call.
 const UNKNOWN: u32 = 451;
 
 const REFUSE: sock_filter = end(SECCOMP_RET_ERRNO | libc::EPERM as u32);
 const ALLOW: sock_filter = end(SECCOMP_RET_ALLOW);
 
-/// The filter. It lets a program be executed whose path is at this address: the one that is to be tried. What that
-/// one puts at the same address, should it guess it, runs under the same filter and gains nothing.
+/// Returns the filter. It allows one program to be executed, the one whose path is at this address: the
+/// program that is to be tried. What that program puts at the same address, should it guess it, runs under
+/// the same filter and gains nothing.
 pub(crate) fn program(path: u64) -> Vec<sock_filter> {
     // Offsets in `struct seccomp_data`, of the lower half first.
     const CALL: u32 = 0;
@@ -132,7 +134,7 @@ const fn load(offset: u32) -> sock_filter {
     sock_filter { code: (BPF_LD | BPF_W | BPF_ABS) as u16, jt: 0, jf: 0, k: offset }
 }
 
-/// Goes on `jt` instructions further if the comparison holds, else `jf`.
+/// Skips `jt` instructions if the comparison holds, otherwise `jf`.
 const fn when(comparison: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
     sock_filter { code: (BPF_JMP | comparison | BPF_K) as u16, jt, jf, k }
 }

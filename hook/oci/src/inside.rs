@@ -1,5 +1,5 @@
-//! Files inside a container's root. The image decides about links there, so every path is resolved as if the
-//! root were `/`, by the kernel.
+//! Files inside a container's root. The image decides about links there, so the kernel resolves every path as
+//! if the root were `/`.
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
@@ -9,27 +9,27 @@ use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-/// Why something inside the root could not be used.
+/// The reason why something inside the root could not be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InsideError {
-    /// The root itself.
+    /// The root cannot be opened.
     #[error("the container's root {path} cannot be opened: {source}")]
     Root {
         /// The root.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: Errno,
     },
-    /// A file in it.
+    /// A file inside the root cannot be read.
     #[error("{path} in the container cannot be read: {source}")]
     Read {
         /// Path inside the container.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: std::io::Error,
     },
-    /// A file that is larger than it can be.
+    /// A file is larger than it can be.
     #[error("{0} in the container is larger than it can be")]
     Large(PathBuf),
 }
@@ -41,11 +41,11 @@ pub struct Root {
     path: PathBuf,
 }
 
-/// Nothing that is read here is larger than this.
+/// The largest file that is read here, in bytes.
 const LARGEST: u64 = 1 << 20;
 
 impl Root {
-    /// Opens the root.
+    /// Opens a container's root.
     pub fn open(path: &Path) -> Result<Self, InsideError> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let fd = nix::fcntl::open(path, flags, Mode::empty())
@@ -53,9 +53,9 @@ impl Root {
         Ok(Self { fd, path: path.to_owned() })
     }
 
-    /// The same root seen without what is mounted inside it: the image as it is.
+    /// Returns the same root without what is mounted inside it: the image as it is.
     ///
-    /// Needs the right to mount; `None` without it.
+    /// This needs the right to mount; returns `None` without it.
     pub fn without_mounts(&self) -> Option<Self> {
         const OPEN_TREE_CLONE: libc::c_uint = 1;
         let flags = OPEN_TREE_CLONE | libc::O_CLOEXEC as libc::c_uint | libc::AT_EMPTY_PATH as libc::c_uint;
@@ -72,7 +72,7 @@ impl Root {
         self.resolve(path, flags, mode, ResolveFlag::empty())
     }
 
-    /// Opens a path inside the root if the way there is as this asks.
+    /// Opens a path inside the root if the way there is as `way` asks.
     pub fn resolve(&self, path: &Path, flags: OFlag, mode: Mode, way: ResolveFlag) -> Result<OwnedFd, Errno> {
         let relative = path.strip_prefix("/").unwrap_or(path);
         let relative = if relative.as_os_str().is_empty() { Path::new(".") } else { relative };
@@ -83,12 +83,12 @@ impl Root {
         openat2(&self.fd, relative, how)
     }
 
-    /// Opens a path of the root's own file system: nothing that is mounted below it is entered.
+    /// Opens a path in the root's own file system: nothing that is mounted below the root is entered.
     pub fn own(&self, path: &Path, flags: OFlag) -> Result<OwnedFd, Errno> {
         self.resolve(path, flags, Mode::empty(), ResolveFlag::RESOLVE_NO_XDEV)
     }
 
-    /// Names in a directory, sorted; none if it cannot be read or has more than that many.
+    /// Returns the names in a directory, sorted; none if it cannot be read or has more than `most`.
     pub fn names(&self, path: &Path, most: usize) -> Vec<String> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NONBLOCK;
         let Ok(fd) = self.file(path, flags, Mode::empty()) else { return Vec::new() };
@@ -107,12 +107,12 @@ impl Root {
         names
     }
 
-    /// Reads a small file; `None` if it does not exist.
+    /// Reads a small file, of at most 1 MiB; returns `None` if it does not exist.
     pub fn read(&self, path: &Path) -> Result<Option<Vec<u8>>, InsideError> {
         self.read_up_to(path, LARGEST)
     }
 
-    /// Reads a file of at most that many bytes; `None` if it does not exist.
+    /// Reads a file of at most `largest` bytes; returns `None` if it does not exist.
     pub fn read_up_to(&self, path: &Path, largest: u64) -> Result<Option<Vec<u8>>, InsideError> {
         let error = |source| InsideError::Read { path: path.to_owned(), source };
         // Not blocking, should the image have put a pipe there.
@@ -126,7 +126,7 @@ impl Root {
         if bytes.len() as u64 > largest { Err(InsideError::Large(path.to_owned())) } else { Ok(Some(bytes)) }
     }
 
-    /// The root as the hook sees it.
+    /// Returns the path of the root as the hook sees it.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -1,16 +1,16 @@
-//! Just enough JSON to take a string out of nested objects. Nothing that runs beside containers shall depend
-//! on more.
+//! Just enough JSON to take a string out of nested objects. A program that runs beside containers should not
+//! depend on more.
 
-/// Why a document could not be read.
+/// The reason why a document could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum JsonError {
-    /// It is not JSON.
+    /// The document is not JSON.
     Malformed,
-    /// It is nested deeper than any configuration.
+    /// The document is nested deeper than any configuration.
     Deep,
 }
 
-/// The string at a path of object keys; `None` if there is none, or something else is there.
+/// Returns the string at a path of object keys; `None` if nothing or something else is there.
 pub(crate) fn string_at(document: &str, path: &[&str]) -> Result<Option<String>, JsonError> {
     let mut reader = Reader { rest: document.as_bytes(), found: None, raw: None };
     reader.value(Some(path), 0)?;
@@ -18,7 +18,7 @@ pub(crate) fn string_at(document: &str, path: &[&str]) -> Result<Option<String>,
     if reader.rest.is_empty() { Ok(reader.found) } else { Err(JsonError::Malformed) }
 }
 
-/// The whole numbers of the list at a path of object keys; `None` if there is no such list.
+/// Returns the whole numbers of the list at a path of object keys; `None` if there is no such list.
 pub(crate) fn numbers_at(document: &str, path: &[&str]) -> Option<Vec<u32>> {
     let mut reader = Reader { rest: document.as_bytes(), found: None, raw: None };
     reader.value(Some(path), 0).ok()?;
@@ -29,7 +29,7 @@ pub(crate) fn numbers_at(document: &str, path: &[&str]) -> Option<Vec<u32>> {
 struct Reader<'a> {
     rest: &'a [u8],
     found: Option<String>,
-    /// What stands at the path.
+    /// The text of the value at the path.
     raw: Option<&'a [u8]>,
 }
 
@@ -45,7 +45,7 @@ impl<'a> Reader<'a> {
         Ok(*first)
     }
 
-    /// Whether the next byte behind space is `wanted`, which is then taken.
+    /// Takes the next byte behind white space if it is `wanted`. Returns true if it was.
     fn takes(&mut self, wanted: u8) -> bool {
         self.space();
         let here = self.rest.first() == Some(&wanted);
@@ -59,7 +59,7 @@ impl<'a> Reader<'a> {
         if self.takes(wanted) { Ok(()) } else { Err(JsonError::Malformed) }
     }
 
-    /// Reads one value; `path` leads to the wanted string if it is inside.
+    /// Reads one value; `path` leads to the wanted string if it is inside this value.
     fn value(&mut self, path: Option<&[&str]>, depth: u32) -> Result<(), JsonError> {
         if depth > 128 {
             return Err(JsonError::Deep);
@@ -99,7 +99,7 @@ impl<'a> Reader<'a> {
             self.expect(b':')?;
             let inside = path.and_then(|path| path.split_first()).filter(|(first, _)| **first == key);
             if inside.is_some() {
-                // Of a key that is there twice the last one counts.
+                // If a key is there twice, the last one counts.
                 self.found = None;
                 self.raw = None;
             }
@@ -123,7 +123,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A number, `true`, `false` or `null`.
+    /// Reads a number, `true`, `false` or `null`.
     fn word(&mut self) -> Result<(), JsonError> {
         let length = self.rest.iter().take_while(|b| b.is_ascii_alphanumeric() || b"+-.".contains(b)).count();
         let word = self.rest.get(..length).unwrap_or_default();
@@ -187,7 +187,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Whether a text is a number as JSON writes them, which is narrower than what Rust reads, and not beyond all numbers.
+/// Returns true if a text is a number as JSON writes numbers, which is narrower than what Rust reads, and
+/// finite.
 fn is_number(text: &str) -> bool {
     let (number, exponent) = match text.split_once(['e', 'E']) {
         Some((number, exponent)) => (number, Some(exponent)),

@@ -1,15 +1,15 @@
-//! The OCI hook: makes sure, before a container's entrypoint runs, that the limiter will be in every process
-//! of it.
+//! The OCI hook: before a container's entrypoint runs, it makes sure that the limiter will be in every
+//! process of the container.
 //!
 //! A preloaded library that cannot be loaded is skipped by the loader with one line on standard error, and
 //! the program runs without limits. So this hook looks first, in the container's own root and with the
-//! container's own loader, and fails the container's creation with the reason where something is wrong. It
+//! container's own loader. Where something is wrong, it fails the container's creation with the reason. It
 //! also keeps an image's own `/etc/ld.so.preload` working, which the limiter's would otherwise hide.
 //!
 //! # How the node agent calls it
 //!
-//! As a CDI hook at the stage `createContainer`: there the runtime has made the container's mounts, has not
-//! yet entered its root, and still has the rights to mount.
+//! The node agent calls it as a CDI hook at the stage `createContainer`: there the runtime has made the
+//! container's mounts, has not yet entered its root, and still has the rights to mount.
 //!
 //! ```json
 //! {
@@ -22,30 +22,34 @@
 //! }
 //! ```
 //!
-//! It runs as root on the host, in a working directory and, with runc up to 1.2 and without `env`, in an environment
-//! that the image's author chose. So `env` is never left out, and the program is static (`tools/build-hook`): no
-//! loader reads variables for it, and it runs on hosts with any C library.
+//! It runs as root on the host, in a working directory that the image's author chose. With runc up to 1.2 and
+//! without `env`, the environment is that author's too. So `env` is never left out, and the program is static
+//! (`tools/build-hook`): no loader reads variables for it, and it runs on hosts with any C library.
 //!
-//! `--limiter` is the stub's path inside the container; the core lies beside it. `--mounted`, once for each mount of a
-//! share, says which file or directory of the host the container has to find there ([`mounts`]); agents of earlier
-//! releases say none, and then nothing is compared. A container with several shares has a hook for each. The container's state comes
-//! on standard input, as the runtime specification says. `--preload` (default `/etc/ld.so.preload`) and
-//! `--quota` (default `/run/aliquot/quota`) are paths inside the container; `--root` names the container's
-//! root instead of the state. Exit status 0 = the container may start; 1 = it must not, and the reason is
-//! the one line on standard error.
+//! `--limiter` is the stub's path inside the container; the core lies beside it. `--mounted`, once for each
+//! mount of a share, says which file or directory of the host the container has to find there ([`mounts`]).
+//! Agents of earlier releases say none, and then nothing is compared. A container with several shares has a
+//! hook for each.
 //!
-//! With `driver` as its first argument the same program sees to the driver's libraries in the container ([`driver`]):
-//! `--version` is the host's, `--dir` the directory that they are mounted in, `--library` the name of each, `--dir32` and `--library32` the
-//! same for 32-bit programs, and with `--without-compat` no library of the image comes before them. With `link` it
-//! makes links in the container's `/dev` ([`links`]), `--link <target>:<path>` each.
+//! The container's state comes on standard input, as the runtime specification says. `--preload` (default
+//! `/etc/ld.so.preload`) and `--quota` (default `/run/aliquot/quota`) are paths inside the container.
+//! `--root` names the container's root in place of the state. Exit status 0 = the container may start; 1 = it
+//! must not, and the reason is the one line on standard error.
+//!
+//! With `driver` as its first argument the same program sees to the driver's libraries in the container
+//! ([`driver`]). `--version` is the host's, `--dir` the directory that they are mounted in, `--library` the
+//! name of each. `--dir32` and `--library32` are the same for 32-bit programs. With `--without-compat` no
+//! library of the image comes before them. With `link` as its first argument it makes links in the
+//! container's `/dev` ([`links`]), one for each `--link <target>:<path>`.
 //!
 //! # What it must never do
 //!
-//! Follow a link of the image out of the container's root; run anything of the image with the runtime's
-//! rights; change the image's files. (The loader's cache is exchanged in the container's own layer; see [`driver`].)
+//! The hook must never follow a link of the image out of the container's root, run anything of the image with
+//! the runtime's rights, or change the image's files. (The loader's cache is exchanged in the container's own
+//! layer; see [`driver`].)
 //!
-//! Reading order: [`run`], then [`mounts`] (what is mounted), [`preload`] (merging), [`selinux`] (what the policy lets
-//! the container do), [`loader`] and `trial` (the trial), [`bundle`] (where the root is).
+//! Reading order: [`run`], then [`mounts`] (what is mounted), [`preload`] (merging), [`selinux`] (what the
+//! policy lets the container do), [`loader`] and `trial` (the trial), [`bundle`] (where the root is).
 
 #![allow(unsafe_code, reason = "system calls that nix does not wrap; every block says why it is sound")]
 
@@ -70,53 +74,55 @@ pub use args::{Args, Task};
 use bundle::Container;
 use std::io::{Read, Write};
 
-/// Why a container must not start.
+/// The reason why a container must not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HookError {
-    /// The command line.
+    /// The command line is wrong.
     #[error("{0}")]
     Args(#[from] args::ArgsError),
-    /// The container's state or configuration.
+    /// The container's state or configuration cannot be used.
     #[error(transparent)]
     Bundle(#[from] bundle::BundleError),
-    /// A file inside the container.
+    /// A file inside the container cannot be used.
     #[error(transparent)]
     Inside(#[from] inside::InsideError),
-    /// What the node has mounted.
+    /// The container does not find what the node has mounted.
     #[error(transparent)]
     Mounts(#[from] mounts::MountsError),
-    /// The list of preloaded libraries.
+    /// The limiter is not in the list of preloaded libraries.
     #[error(transparent)]
     Preload(#[from] preload::PreloadError),
-    /// The trial with the container's loader.
+    /// The trial with the container's loader failed.
     #[error(transparent)]
     Loader(#[from] loader::LoaderError),
-    /// What SELinux lets the container do.
+    /// SELinux does not let the container use the limiter.
     #[error(transparent)]
     Selinux(#[from] selinux::SelinuxError),
-    /// A quota.
+    /// A quota cannot be used.
     #[error(transparent)]
     Quota(#[from] quota::QuotasError),
 }
 
-/// Does everything for one task of a container. For a share: makes sure that what the node has mounted is what is there,
-/// checks quotas, merges the preload lists, asks SELinux's policy and tries the limiter with the container's loader. For
-/// the driver's files: what they need beside mounts, as far as it can be had.
+/// Does everything for one task of a container. `state` is the container's state.
 ///
-/// Nothing of what is made sure of changes before the entrypoint runs: the loader may not mount anything, the runtime
-/// mounts nothing of the pod's any more, and no directory on the way there is on a volume that others than root can
-/// change.
+/// For a share, it makes sure that what the node has mounted is what is there, checks quotas, merges the
+/// preload lists, asks SELinux's policy, and tries the limiter with the container's loader. For the driver's
+/// files, it does what they need beside mounts, as far as possible.
+///
+/// Nothing that was checked changes before the entrypoint runs: the loader may not mount anything, the
+/// runtime no longer mounts anything of the pod's, and no directory on the way there is on a volume that
+/// users other than root can change.
 pub fn run(task: &Task, state: &mut dyn Read) -> Result<(), HookError> {
     run_on(task, state, &selinux::Kernel::host())
 }
 
-/// Tells of what the container does without. Nobody to tell is no reason to fail.
+/// Tells the user what the container does without. If nobody can be told, that is no reason to fail.
 fn tell<E: std::error::Error>(error: &E) {
     let _ = writeln!(std::io::stderr(), "aliquot: {error}");
 }
 
-/// The same where the kernel tells of SELinux elsewhere.
+/// Does what [`run`] does, with the kernel's files about SELinux elsewhere.
 pub fn run_on(task: &Task, state: &mut dyn Read, kernel: &selinux::Kernel) -> Result<(), HookError> {
     let Container { root, label } = match task.root() {
         Some(root) => Container { root: root.to_owned(), label: None },

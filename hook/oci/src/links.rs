@@ -1,7 +1,8 @@
-//! Links in the container's `/dev`, which is memory: those by a GPU's address to its DRM nodes, where programs look for
-//! them that know a GPU by that.
+//! Links in the container's `/dev`, which is memory. They lead by a GPU's address to its DRM nodes; programs
+//! that know a GPU by its address look for the nodes there.
 //!
-//! A container does without them, so it starts also where one cannot be made, and the reason is told on standard error.
+//! A container can do without the links, so it also starts if one cannot be made, and the reason is told on
+//! standard error.
 
 use crate::args::Link;
 use crate::inside::Root;
@@ -12,7 +13,7 @@ use nix::unistd::symlinkat;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// Why a link is not there.
+/// The reason why a link is not there.
 #[derive(Debug, thiserror::Error)]
 #[error("the link {} cannot be made: {source}", path.display())]
 pub struct LinkError {
@@ -20,7 +21,7 @@ pub struct LinkError {
     source: Errno,
 }
 
-/// Makes them all, and tells which could not be made. What is there already stays.
+/// Makes all links, and returns which could not be made. What is there already stays.
 pub(crate) fn make(root: &Root, links: &[Link]) -> Vec<LinkError> {
     let failed = |link: &Link| {
         let made = one(root, link);
@@ -45,7 +46,7 @@ fn one(root: &Root, link: &Link) -> Result<(), Errno> {
     }
 }
 
-/// Opens a directory, and makes it where it is not there, for everybody to look into.
+/// Opens a directory; makes it, readable by everybody, if it is not there.
 fn enter(at: &OwnedFd, name: &Path) -> Result<OwnedFd, Errno> {
     let open = |flags| {
         let way = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;

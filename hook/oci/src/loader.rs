@@ -1,9 +1,10 @@
 //! The trial: the container's own dynamic loader maps and binds stub and core.
 //!
-//! The loader belongs to the image, and runs before the runtime has put the container's seccomp filter and label
-//! into force. So it runs with less than any program of the container: in the container's root, as nobody, without
-//! capabilities or the means to gain any, with nothing but its output open, with the system calls alone that
-//! loading libraries takes, in a PID namespace that ends with it, and not for long ([`trial`]).
+//! The loader belongs to the image, and runs before the runtime has put the container's seccomp filter and
+//! label into force. So it runs with less than any program of the container: in the container's root, as
+//! nobody, without capabilities or the means to gain any. Nothing but its output is open, it has only the
+//! system calls that loading libraries takes, it is in a PID namespace that ends with it, and it does not run
+//! for long ([`trial`]).
 
 use crate::args::Args;
 use crate::inside::Root;
@@ -14,26 +15,26 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Where glibc's loader is on this architecture, in every distribution.
+/// The path of glibc's loader on this architecture, in every distribution.
 #[cfg(target_arch = "x86_64")]
 pub const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
-/// Where glibc's loader is on this architecture, in every distribution.
+/// The path of glibc's loader on this architecture, in every distribution.
 #[cfg(target_arch = "aarch64")]
 pub const LOADER: &str = "/lib/ld-linux-aarch64.so.1";
 
-/// Both trials together take milliseconds, unless the image's files come from afar. The `timeout` that the node
-/// agent gives the hook is longer.
+/// The time for both trials together, which take milliseconds unless the image's files come from afar. The
+/// `timeout` that the node agent gives the hook is longer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is said with a loader's complaint that it was not permitted something.
+/// A hint that is added to a loader's complaint that it was not permitted something.
 const FILTERED: &str =
     " (in the trial it may make no system calls but those that glibc's loader needs to load libraries)";
 
-/// Why the limiter cannot be loaded in the container.
+/// The reason why the limiter cannot be loaded in the container.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoaderError {
-    /// No glibc.
+    /// The image has no glibc.
     #[error(
         "the image has no glibc ({LOADER} does not exist), so the limiter cannot be loaded into its programs"
     )]
@@ -44,15 +45,15 @@ pub enum LoaderError {
     /// The loader could not be started.
     #[error("the container's loader {LOADER} cannot be run: {0}")]
     Run(std::io::Error),
-    /// The process for it could not be made as it has to be.
+    /// The process for the loader could not be confined as it has to be.
     #[error("the container's loader {LOADER} cannot {what}: {source}")]
     Confine {
-        /// What it could not.
+        /// The step that failed.
         what: String,
-        /// Why.
+        /// The reason.
         source: Errno,
     },
-    /// No namespace for it.
+    /// No PID namespace could be made for the loader.
     #[error(
         "the container's loader {LOADER} is tried in a PID namespace of its own, and none can be made: {0}; the hook needs the right to (CAP_SYS_ADMIN), and /proc/sys/user/max_pid_namespaces must leave room for it"
     )]
@@ -65,7 +66,7 @@ pub enum LoaderError {
     Refused(String),
 }
 
-/// Loads stub and core with the container's loader.
+/// Loads stub and core with the container's loader, and fails if it cannot load them.
 pub fn check(root: &Root, limiter: &Path) -> Result<(), LoaderError> {
     let exists =
         |path: &Path| root.file(path, nix::fcntl::OFlag::O_PATH, nix::sys::stat::Mode::empty()).is_ok();
@@ -87,7 +88,7 @@ pub fn check(root: &Root, limiter: &Path) -> Result<(), LoaderError> {
 }
 
 /// Decides from what the loader said. It reports libraries that it does not find and symbols that it cannot
-/// bind in its output, not always by its exit status.
+/// bind in its output, and not always by its exit status.
 fn judge(success: bool, output: &str, file: &Path) -> Result<(), LoaderError> {
     let limiter = file.parent().unwrap_or(file).to_string_lossy();
     let trouble = |line: &&str| {
@@ -112,6 +113,7 @@ fn judge(success: bool, output: &str, file: &Path) -> Result<(), LoaderError> {
 }
 
 /// Runs the loader in its tracing mode, in which it binds every symbol and runs no code of the library.
+/// Returns whether it succeeded, and what it said.
 fn trial(root: &Root, file: &Path, until: Instant) -> Result<(bool, String), LoaderError> {
     let text = |bytes: &[u8]| CString::new(bytes).map_err(|error| LoaderError::Run(error.into()));
     let (program, file) = (text(LOADER.as_bytes())?, text(file.as_os_str().as_bytes())?);

@@ -1,4 +1,4 @@
-//! See the library's documentation.
+//! The OCI hook's program; see the library's documentation.
 
 use aliquot_oci_hook::{HookError, Task, run};
 use std::process::ExitCode;

@@ -1,9 +1,10 @@
-//! Whether what a container finds where the node has mounted something is what the node has mounted.
+//! The check that a container finds what the node has mounted, at the places where the node has mounted it.
 //!
-//! A runtime makes a pod's own volume mounts in one row with ours, those of shorter paths first. So a tenant's mount may
-//! come after ours and lie over it, or over something in it, also through a link of the image; and one beside ours may
-//! look like a further quota. The node agent says which file or directory each of its mounts is, and the kernel
-//! tells what is there: the same one, and nothing mounted in it.
+//! A runtime makes a pod's own volume mounts in one row with the node's, those of shorter paths first. So a
+//! tenant's mount may come after one of the node's and lie over it, or over something in it, also through a
+//! link of the image; and a mount beside the node's may look like a further quota. The node agent says which
+//! file or directory each of its mounts is, and the kernel tells what is there: it has to be the same one,
+//! with nothing mounted in it.
 
 use crate::inside::Root;
 use crate::quota;
@@ -15,15 +16,16 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// What the node agent has mounted somewhere: `<device>:<inode>:<path in the container>`, both numbers as `stat` tells
-/// them on the host. They are the same in every mount of it, also where user ids are mapped.
+/// One mount of the node agent's: `<device>:<inode>:<path in the container>`, both numbers as `stat` tells
+/// them on the host. They are the same in every mount of the file or directory, also where user ids are
+/// mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mounted {
-    /// File system.
+    /// The file system's device number.
     pub device: u64,
-    /// File or directory in it.
+    /// The inode of the file or directory.
     pub inode: u64,
-    /// Path in the container.
+    /// The path in the container.
     pub path: PathBuf,
 }
 
@@ -45,19 +47,19 @@ impl fmt::Display for Mounted {
     }
 }
 
-/// What to do about a volume that is in the way.
+/// What the user can do about a volume that is in the way.
 const ELSEWHERE: &str = "the pod's volumeMounts, or links in the image that they follow, must lie elsewhere";
 
-/// Why a container does not find what the node has mounted.
+/// The reason why a container does not find what the node has mounted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MountsError {
-    /// Nothing there, or it cannot be looked at.
+    /// Nothing is there, or it cannot be looked at.
     #[error("{path} in the container, which the node has mounted, cannot be looked at: {source}")]
     Look {
         /// Path inside the container.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: Errno,
     },
     /// Something else is there.
@@ -66,10 +68,10 @@ pub enum MountsError {
     /// Something is mounted in it.
     #[error("something else is mounted in {0} in the container, which the node has mounted: {ELSEWHERE}")]
     Within(PathBuf),
-    /// A quota that the node has not mounted.
+    /// There is a quota that the node has not mounted.
     #[error("{0} in the container is no quota of the node's: {ELSEWHERE}")]
     Foreign(PathBuf),
-    /// It can be moved away.
+    /// The file or directory can be moved away.
     #[error(
         "{path} in the container is found through {through}, which is on or leads to a volume and which others than root \
          can change, so that they could put something else in its place: {ELSEWHERE}"
@@ -77,10 +79,10 @@ pub enum MountsError {
     Movable {
         /// Path inside the container.
         path: PathBuf,
-        /// The directory.
+        /// The directory that others can change.
         through: PathBuf,
     },
-    /// The kernel's list of mounts.
+    /// The kernel's list of mounts cannot be read.
     #[error("the list of mounts /proc/self/mountinfo cannot be read: {0}")]
     List(std::io::Error),
 }
@@ -91,7 +93,7 @@ struct Mount<'a> {
     id: &'a str,
     parent: &'a str,
     device: &'a str,
-    /// What of the file system is mounted, in the kernel's spelling.
+    /// The part of the file system that is mounted, in the kernel's spelling.
     root: &'a str,
 }
 
@@ -103,15 +105,16 @@ impl<'a> Mount<'a> {
         Some(Self { id: next()?, parent: next()?, device: next()?, root: next()? })
     }
 
-    /// Where the shares are of which this is the quota of that name: the node has it at `<shares>/<name>/quota`.
+    /// Returns the device and folder of the shares, if this is the mount of the quota of that name: the node
+    /// has the quota at `<shares>/<name>/quota`.
     fn shares(&self, name: &str) -> Option<(&'a str, &'a str)> {
         let share = self.root.strip_suffix("/quota")?;
         Some((self.device, share.strip_suffix(name)?.strip_suffix('/')?))
     }
 }
 
-/// Checks all that the node agent says that it has mounted, and that there are no quotas in their folder but the
-/// node's. Earlier releases say nothing.
+/// Checks everything that the node agent says that it has mounted, and that the folder of quotas has only the
+/// node's quotas. Agents of earlier releases say nothing; then nothing is checked.
 pub fn check(root: &Root, mounted: &[Mounted], quotas: &Path) -> Result<(), MountsError> {
     if mounted.is_empty() {
         return Ok(());
@@ -149,13 +152,13 @@ pub fn check(root: &Root, mounted: &[Mounted], quotas: &Path) -> Result<(), Moun
     Ok(())
 }
 
-/// What a path leads to.
+/// Opens what a path leads to.
 fn look(root: &Root, path: &Path) -> Result<OwnedFd, MountsError> {
     let error = |source| MountsError::Look { path: path.to_owned(), source };
     root.file(path, OFlag::O_PATH, Mode::empty()).map_err(error)
 }
 
-/// Makes sure of what is there. Returns the mount that it is in.
+/// Checks that what is there is the node's. Returns the mount that it is in.
 fn is_ours(root: &Root, ours: &Mounted) -> Result<String, MountsError> {
     let found = look(root, &ours.path)?;
     let stat = fstat(&found).map_err(|source| MountsError::Look { path: ours.path.clone(), source })?;
@@ -165,7 +168,7 @@ fn is_ours(root: &Root, ours: &Mounted) -> Result<String, MountsError> {
     mount_id(&found)
 }
 
-/// The mount that an open file is in, as the kernel's list names it.
+/// Returns the id of the mount that an open file is in, as the kernel's list names it.
 fn mount_id(file: &OwnedFd) -> Result<String, MountsError> {
     let path = format!("/proc/self/fdinfo/{}", file.as_raw_fd());
     let info = std::fs::read_to_string(path).map_err(MountsError::List)?;
@@ -173,8 +176,9 @@ fn mount_id(file: &OwnedFd) -> Result<String, MountsError> {
     Ok(id.unwrap_or_default().trim().to_owned())
 }
 
-/// A directory above a path that is on or leads to a volume and that others than root can change; they can also be in
-/// other containers. What is in the image's own directories is the image's matter, as its loader is.
+/// Returns a directory above a path that is on or leads to a volume and that users other than root can
+/// change; these can also be in other containers. The image's own directories are the image's matter, as its
+/// loader is.
 fn is_movable(root: &Root, path: &Path) -> Result<Option<PathBuf>, MountsError> {
     let error = |source| MountsError::Look { path: path.to_owned(), source };
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;

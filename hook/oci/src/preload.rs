@@ -1,11 +1,12 @@
-//! `/etc/ld.so.preload`: the node mounts a file with the limiter's one line; an image may have lines of its
-//! own under that mount. Those are kept, in front of ours, by a merged file mounted over both.
+//! `/etc/ld.so.preload`: the node mounts a file with the limiter's one line, and an image may have lines of
+//! its own under that mount. Those lines are kept, before the limiter's, in a merged file that is mounted
+//! over both.
 
 use crate::cover::{self, CoverError};
 use crate::inside::{InsideError, Root};
 use std::path::{Path, PathBuf};
 
-/// Why the limiter would not be preloaded.
+/// The reason why the limiter would not be preloaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PreloadError {
@@ -15,9 +16,9 @@ pub enum PreloadError {
     /// The node's list is not there.
     #[error("{preload} in the container does not name {limiter}: the node's file is not mounted")]
     NotMounted {
-        /// The list.
+        /// The list's path.
         preload: PathBuf,
-        /// The stub.
+        /// The stub's path.
         limiter: PathBuf,
     },
     /// The merged list cannot be made.
@@ -25,7 +26,7 @@ pub enum PreloadError {
     Merge(#[from] CoverError),
 }
 
-/// Libraries that a list names: separated by colons or white space, comments behind `#`.
+/// Returns the libraries that a list names: separated by colons or white space, comments behind `#`.
 fn libraries(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     list.split(|b| *b == b'\n')
         .map(|line| line.split(|b| *b == b'#').next().unwrap_or_default())
@@ -33,9 +34,10 @@ fn libraries(list: &[u8]) -> impl Iterator<Item = &[u8]> {
         .filter(|name| !name.is_empty())
 }
 
-/// The image's libraries followed by the limiter's, each once; `None` if the limiter's list says it all.
+/// Returns the image's libraries followed by the limiter's, each once; `None` if the limiter's list is
+/// complete without them.
 ///
-/// The limiter comes last: a library before it that also replaces `dlsym` finds ours behind itself.
+/// The limiter comes last: a library before it that also replaces `dlsym` finds the limiter's behind itself.
 fn merge(image: &[u8], node: &[u8]) -> Option<Vec<u8>> {
     let ours: Vec<&[u8]> = libraries(node).collect();
     let mut merged: Vec<&[u8]> = Vec::new();
@@ -63,7 +65,7 @@ pub fn apply(root: &Root, preload: &Path, limiter: &Path) -> Result<(), PreloadE
         return Err(PreloadError::NotMounted { preload: preload.to_owned(), limiter: limiter.to_owned() });
     }
     let Some(image) = root.without_mounts() else {
-        // Without the right to mount there is nothing mounted by us either: the list is the image's own.
+        // Without the right to mount, the hook has mounted nothing there either: the list is the image's own.
         return Ok(());
     };
     let image = image.read(preload)?.unwrap_or_default();

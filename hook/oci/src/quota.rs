@@ -7,38 +7,38 @@ use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 use std::path::{Path, PathBuf};
 
-/// Why the limiter would refuse CUDA in this container.
+/// The reason why the limiter would refuse CUDA in this container.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuotasError {
-    /// No folder of quotas.
+    /// The folder of quotas cannot be listed.
     #[error("{path} in the container cannot be listed: {source}")]
     Folder {
         /// The folder.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: Errno,
     },
-    /// No quota in it.
+    /// The folder holds no quota.
     #[error("{0} in the container holds no quota")]
     None(PathBuf),
     /// A quota cannot be read.
     #[error(transparent)]
     Inside(#[from] InsideError),
-    /// A quota is missing.
+    /// A quota does not exist.
     #[error("{0} does not exist in the container")]
     Missing(PathBuf),
-    /// A quota's content.
+    /// A quota is not valid.
     #[error("{path} in the container is not valid: {source}")]
     Invalid {
         /// The quota.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: QuotaError,
     },
 }
 
-/// The names of what the limiter takes for quotas in `folder`.
+/// Returns the names in `folder` that the limiter takes for quotas.
 pub(crate) fn names(root: &Root, folder: &Path) -> Result<Vec<String>, Errno> {
     let fd = root.file(folder, OFlag::O_RDONLY | OFlag::O_DIRECTORY, Mode::empty())?;
     let mut names = Vec::new();
@@ -52,7 +52,7 @@ pub(crate) fn names(root: &Root, folder: &Path) -> Result<Vec<String>, Errno> {
     Ok(names)
 }
 
-/// Reads every quota in `folder` as the limiter will.
+/// Reads every quota in `folder` as the limiter will, and returns them.
 pub fn check(root: &Root, folder: &Path) -> Result<Vec<QuotaFile>, QuotasError> {
     let error = |source| QuotasError::Folder { path: folder.to_owned(), source };
     let names = names(root, folder).map_err(error)?;

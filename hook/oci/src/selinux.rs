@@ -1,14 +1,15 @@
-//! Whether SELinux will let the container's programs use what the node has mounted for the limiter.
+//! The check that SELinux will let the container's programs use what the node has mounted for the limiter.
 //!
-//! The loader skips a list or a library that it may not read, and a program then runs without limits. The trial would not
-//! notice: it runs in the runtime's domain. So the policy is asked, through selinuxfs, what a process with the
-//! container's label may do with each of our files. That is the kernel's own decision, categories and constraints
-//! included, and asking changes nothing.
+//! The loader skips a list or a library that it may not read, and a program then runs without limits. The
+//! trial would not notice, because it runs in the runtime's domain. So the policy is asked, through
+//! selinuxfs, what a process with the container's label may do with each of the limiter's files. That is the
+//! kernel's own decision, categories and constraints included, and asking changes nothing.
 //!
-//! The trial does not take the container's label instead, because what that shows depends on rules that say nothing about
-//! our files: a runtime may start the container's first process in its domain, but where the policy does not let it do so
-//! without `AT_SECURE`, as container-selinux does not on its own, glibc's loader refuses to be traced; a transition under
-//! `no_new_privs` takes a permission of its own; and output that the new domain may not use is lost without a word.
+//! The trial does not take the container's label instead, because its result would depend on rules that say
+//! nothing about the limiter's files. A runtime may start the container's first process in its domain, but
+//! where the policy does not let it do so without `AT_SECURE`, as container-selinux does not on its own,
+//! glibc's loader refuses to be traced. A transition under `no_new_privs` takes a permission of its own. And
+//! output that the new domain may not use is lost without a word.
 
 use crate::args::Args;
 use crate::inside::Root;
@@ -20,56 +21,56 @@ use nix::sys::stat::{Mode, SFlag, fstat};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-/// Where the kernel tells of itself. The hook's is [`Kernel::host`]; tests have others.
+/// The places where the kernel tells about itself. The hook's is [`Kernel::host`]; tests have others.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// `/proc`.
+    /// The path of `/proc`.
     pub proc: PathBuf,
-    /// Where selinuxfs is mounted.
+    /// The path where selinuxfs is mounted.
     pub selinuxfs: PathBuf,
 }
 
 impl Kernel {
-    /// The host's, on which the hook still is when it runs.
+    /// Returns the host's places: the hook is still on the host when it runs.
     pub fn host() -> Self {
         Self { proc: "/proc".into(), selinuxfs: "/sys/fs/selinux".into() }
     }
 }
 
-/// What to do about labels.
+/// What the user can do about labels.
 const REMEDY: &str = "labels are given by the node agent; set its --selinux-read-only-label and \
                       --selinux-writable-label (the chart's kubeletPlugin.selinux) to labels that containers may use \
                       under this node's policy";
 
-/// Why the limiter would not be in the container's programs, or could not keep account.
+/// The reason why the limiter would not be in the container's programs, or could not keep account.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SelinuxError {
-    /// Whether SELinux is on.
+    /// It cannot be told whether SELinux is on.
     #[error(
         "the container has the SELinux label {label}, and whether SELinux is on cannot be told: {source}"
     )]
     On {
-        /// The container's.
+        /// The container's label.
         label: String,
-        /// Why.
+        /// The reason.
         source: std::io::Error,
     },
-    /// The container's label is none.
+    /// The container's label is not understood.
     #[error("the container's SELinux label {0:?} (process.selinuxLabel) is not understood")]
     Label(String),
-    /// A file's label.
+    /// A file's label cannot be read.
     #[error("the SELinux label of {path} in the container cannot be read: {source}")]
     Look {
         /// Path inside the container.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: std::io::Error,
     },
-    /// A file without a label.
+    /// A file has no label.
     #[error("{0} in the container has no SELinux label, so its programs may not use it: {REMEDY}")]
     None(PathBuf),
-    /// The policy says no.
+    /// The policy denies an access.
     #[error(
         "{path} in the container has the SELinux label {label}, and a process with the container's label {process} may not \
          {denied} it, so the limit would not hold: {REMEDY}"
@@ -77,14 +78,14 @@ pub enum SelinuxError {
     Denied {
         /// Path inside the container.
         path: PathBuf,
-        /// Its label.
+        /// The file's label.
         label: Label,
-        /// The container's.
+        /// The label of the container's process.
         process: Label,
-        /// What it may not, by the policy's names.
+        /// The denied permissions, by the policy's names.
         denied: String,
     },
-    /// The policy says nothing.
+    /// The policy cannot be asked.
     #[error(
         "whether SELinux lets the container use {path} in it cannot be told: {source}; the hook asks the selinuxfs at \
          /sys/fs/selinux, which the runtime's domain must be allowed to (security compute_av)"
@@ -92,25 +93,25 @@ pub enum SelinuxError {
     Policy {
         /// Path inside the container.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: PolicyError,
     },
 }
 
-/// What a loader does with a library.
+/// The permissions that a loader needs on a library.
 const LIBRARY: &[&str] = &["getattr", "open", "read", "map", "execute"];
-/// What it does with its list of libraries.
+/// The permissions that a loader needs on its list of libraries.
 const LIST: &[&str] = &["getattr", "open", "read", "map"];
-/// What the limiter does with a quota and what lies beside it.
+/// The permissions that the limiter needs on a quota and on what lies beside it.
 const QUOTA: &[&str] = &["getattr", "open", "read"];
-/// What it does with the region.
+/// The permissions that the limiter needs on the region.
 const REGION: &[&str] = &["getattr", "open", "read", "write", "map", "lock"];
-/// What anybody does with a directory on the way.
+/// The permissions that every program needs on a directory on the way.
 const DIRECTORY: &[&str] = &["getattr", "search"];
-/// More than lie in a directory of ours.
+/// More files than a directory of the limiter has.
 const MOST_FILES: usize = 64;
 
-/// Checks all that the limiter needs, if the container's process has a label and SELinux is on.
+/// Checks everything that the limiter needs, if the container's process has a label and SELinux is on.
 pub fn check(root: &Root, label: Option<&str>, args: &Args, kernel: &Kernel) -> Result<(), SelinuxError> {
     let Some(label) = label.filter(|label| !label.is_empty()) else { return Ok(()) };
     let is_on = aliquot_selinux::is_on(&kernel.proc);
@@ -122,14 +123,15 @@ pub fn check(root: &Root, label: Option<&str>, args: &Args, kernel: &Kernel) -> 
     needed(root, args).iter().try_for_each(|(path, wanted)| asked.check(path, wanted))
 }
 
-/// What the limiter needs in the container, and what for. Directories are meant with what is in them.
+/// Returns what the limiter needs in the container, with the permissions. A directory stands for itself and
+/// what is in it.
 fn needed(root: &Root, args: &Args) -> Vec<(PathBuf, &'static [&'static str])> {
     let core = Args::core(&args.limiter);
     let mut needed = vec![(args.limiter.clone(), LIBRARY), (core, LIBRARY), (args.preload.clone(), LIST)];
-    // That they are there was made sure of before.
+    // The earlier checks have made sure that they are there.
     let quotas = quota::names(root, &args.quota).unwrap_or_default();
     needed.extend(quotas.iter().map(|name| (args.quota.join(name), QUOTA)));
-    // Of the share's mounts the region is left.
+    // Of the share's mounts, only the region is left.
     let others: Vec<_> = args
         .mounted
         .iter()

@@ -1,7 +1,7 @@
-//! The trial's process: it runs a program of the image, so it has nothing and leaves nothing.
+//! The process of the trial: it runs a program of the image, so it has no rights and leaves nothing.
 //!
-//! It is the first of a PID namespace of its own, whose end, whatever the reason, is the end of all that it
-//! started; and it ends with the hook.
+//! It is the first process of a PID namespace of its own. Its end, whatever the reason, ends everything that
+//! it started; and it ends with the hook.
 
 use crate::filter;
 use crate::inside::Root;
@@ -17,14 +17,17 @@ use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-/// For what was killed to be gone: it is at once, unless it waits for a file system that does not answer.
+/// The time for a killed process to be gone: it is gone at once, unless it waits for a file system that does
+/// not answer.
 const GRACE: Duration = Duration::from_secs(1);
-/// How often it is looked whether the trial has ended, which takes milliseconds.
+/// The time between two looks at whether the trial has ended, which takes milliseconds.
 const LOOK: Duration = Duration::from_millis(2);
-/// More than a loader says, and no more than a pipe holds: who says more waits, and runs out of time.
+/// The most output that is read, in bytes: more than a loader says, and no more than a pipe holds. A program
+/// that says more waits, and runs out of time.
 const MOST: u64 = 1 << 16;
 
-/// Runs a program of the container's root there, without any right. Returns whether it succeeded and what it said.
+/// Runs a program of the container's root in that root, without any right. Returns whether it succeeded, and
+/// what it said.
 pub(crate) fn run(
     root: &Root,
     program: &CStr,
@@ -49,7 +52,7 @@ pub(crate) fn run(
     let mut process = Process::start(|| {
         let Err((what, errno)) = plan.begin();
         let fails = fails.as_fd();
-        // Nobody to tell is nobody who waits.
+        // If nobody can be told, nobody waits.
         let _ = nix::unistd::write(fails, &(errno as i32).to_ne_bytes());
         let _ = nix::unistd::write(fails, what.as_bytes());
     })?;
@@ -68,7 +71,8 @@ fn pointers(texts: &[&CStr]) -> Vec<*const c_char> {
     texts.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect()
 }
 
-/// What was written into a pipe. Whoever still has its other end, by whatever means, is not waited for.
+/// Returns what was written into a pipe. A process that still has the pipe's other end, by whatever means, is
+/// not waited for.
 fn left_in(pipe: OwnedFd) -> Result<Vec<u8>, Errno> {
     use nix::fcntl::{FcntlArg, fcntl};
     fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
@@ -78,8 +82,9 @@ fn left_in(pipe: OwnedFd) -> Result<Vec<u8>, Errno> {
     Ok(bytes)
 }
 
-/// The first process of a PID namespace; dropping it ends everything in there. Without a pidfd, which kernels before
-/// 5.4 cannot wait for: nobody else can have its number before it was waited for.
+/// The first process of a PID namespace; dropping it ends everything in the namespace. It is kept by its
+/// number and not by a pidfd, which kernels before 5.4 cannot wait for: no other process can have that number
+/// before it was waited for.
 struct Process {
     id: Pid,
     waited_for: bool,
@@ -89,8 +94,8 @@ impl Process {
     /// Starts a process that does this and ends.
     fn start(body: impl FnOnce()) -> Result<Self, LoaderError> {
         let flags = libc::CLONE_NEWPID | libc::SIGCHLD;
-        // SAFETY: without a stack or shared memory this is fork(); the hook has one thread, so that no lock is
-        // held in the child.
+        // SAFETY: without a stack or shared memory this is fork(); the hook has one thread, so that no lock
+        // is held in the child.
         let id = unsafe {
             libc::syscall(libc::SYS_clone, flags, std::ptr::null::<u8>(), 0_usize, 0_usize, 0_usize)
         };
@@ -107,7 +112,7 @@ impl Process {
         }
     }
 
-    /// How it ended; `None` if it did not in time.
+    /// Waits for the process's end, and returns how it ended; `None` if it did not end in time.
     fn end(&mut self, until: Instant) -> Result<Option<WaitStatus>, Errno> {
         loop {
             match waitpid(self.id, Some(WaitPidFlag::WNOHANG)) {
@@ -132,20 +137,20 @@ impl Drop for Process {
     }
 }
 
-/// What the process does until it is the image's program.
+/// The steps of the process until it is the image's program.
 struct Plan<'a> {
     root: RawFd,
     program: *const c_char,
     arguments: &'a [*const c_char],
     environment: &'a [*const c_char],
     standard: [RawFd; 3],
-    /// The other end of its output: the hook's.
+    /// The other end of its output, which is the hook's.
     listener: RawFd,
-    /// What may be called from then on.
+    /// The filter of the system calls that it may make from then on.
     filter: &'a [libc::sock_filter],
 }
 
-/// What could not be done, and why.
+/// The step that failed, and why.
 type Fault = (&'static str, Errno);
 
 impl Plan<'_> {
@@ -170,12 +175,12 @@ impl Plan<'_> {
         }
     }
 
-    /// Ends when the hook does. Changing who one is undoes it, so this comes after that.
+    /// Makes the process end when the hook does. A change of identity undoes that, so this comes after it.
     fn follow_the_hook(&self) -> Result<(), Fault> {
         // SAFETY: system calls on plain values, descriptors of our own and one local.
         unsafe {
             done(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0).into(), "be tied to the hook")?;
-            // It may have ended before: then nobody listens.
+            // The hook may have ended before: then nobody listens.
             libc::close(self.listener);
             let mut output = libc::pollfd { fd: self.standard[1], events: 0, revents: 0 };
             libc::poll(&raw mut output, 1, 0);
@@ -192,8 +197,9 @@ impl Plan<'_> {
             // SAFETY: a system call on descriptors of our own.
             done(unsafe { libc::dup2(fd, standard) }.into(), "be given its output")?;
         }
-        // Everything but the three standard descriptors; kernels before 5.11 cannot, and there nothing of ours
-        // is left open either, because we only open files that close on exec.
+        // Closes every descriptor but the three standard ones at exec. Kernels before 5.11 cannot do that;
+        // there no file of the hook's is left open either, because the hook only opens files that close on
+        // exec.
         const CLOSE_ON_EXEC: libc::c_uint = 4;
         // SAFETY: marks descriptors of this process only.
         unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, CLOSE_ON_EXEC) };
@@ -206,7 +212,8 @@ impl Plan<'_> {
         // SAFETY: a system call that reads the filter, which outlives it.
         let set = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) };
         match done(set.into(), "be kept from system calls") {
-            // A kernel without filters, which has none for the container either; an empty one is refused as well.
+            // A kernel without filters, which has none for the container either; an empty one is refused as
+            // well.
             Err((_, Errno::EINVAL)) if len > 0 => Ok(()),
             result => result,
         }
@@ -232,9 +239,9 @@ fn give_up_rights() -> Result<(), Fault> {
             }
         }
         // In a user namespace there may be no such user; then the root of that namespace stays, without
-        // capabilities.
-        // The C library's own functions do it for all threads that it knows of, and wait for a lock that one of them,
-        // which this process does not have, may have held.
+        // capabilities. The system calls are made directly: the C library's own functions make them for all
+        // threads that it knows of, and wait for a lock that one of those threads, which this process does
+        // not have, may have held.
         let mapped = libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()) == 0
             && libc::syscall(libc::SYS_setresgid, NOBODY, NOBODY, NOBODY) == 0
             && libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) == 0;

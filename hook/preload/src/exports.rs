@@ -11,10 +11,10 @@ use core::arch::naked_asm;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-/// Where each row's export jumps to; null until first called.
+/// The targets of the rows' exports; null until first called.
 static TARGETS: [AtomicPtr<c_void>; COUNT] = [const { AtomicPtr::new(core::ptr::null_mut()) }; COUNT];
 
-/// Finds where row `hook` goes, and remembers it.
+/// Finds the target of row `hook`, and remembers it.
 extern "C" fn bind(hook: usize) -> *const c_void {
     let target = match start::started() {
         State::Ready(core) => start::entry(core, hook),
@@ -114,7 +114,7 @@ macro_rules! exports {
             }
         )*
 
-        /// Address of the export of row `hook`.
+        /// Returns the address of the export of row `hook`.
         pub(crate) fn address(hook: usize) -> *const c_void {
             $(if hook == Hook::$symbol as usize {
                 return $symbol as *const c_void;
@@ -244,6 +244,6 @@ mod loader {
 #[cfg(target_arch = "x86_64")]
 core::arch::global_asm!(".symver dl_iterate_phdr, dl_iterate_phdr@GLIBC_2.2.5");
 
-// Newer ones than the oldest glibc of this architecture has are offered beside it.
+// Newer versions than that of the oldest glibc of this architecture are offered beside it.
 #[cfg(target_arch = "aarch64")]
 core::arch::global_asm!(".symver dl_iterate_phdr, dl_iterate_phdr@GLIBC_2.17");

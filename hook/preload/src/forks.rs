@@ -1,23 +1,23 @@
-//! Walks over what is loaded, and forks, one after the other.
+//! Keeps walks over what is loaded and forks apart, so that one comes after the other.
 //!
-//! The loader walks under a lock that stays locked in a child that is forked meanwhile by another thread: the child's
-//! next walk would wait for ever. So the C library's `fork` waits for walks of ours, and they for it, neither for
-//! long: whoever it is that does not go on, the other does after a moment.
+//! The loader walks under a lock. If another thread forks meanwhile, the lock stays locked in the child,
+//! whose next walk would wait for ever. So the C library's `fork` waits for the stub's walks, and they wait
+//! for it. Neither waits long: if one does not go on, the other does after a moment.
 
 use crate::scope;
 use crate::sys;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
-/// Walks under way.
+/// The number of walks under way.
 static WALKS: AtomicU32 = AtomicU32::new(0);
-/// Forks under way.
+/// The number of forks under way.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// How often one waits, at most 10 ms each time.
+/// The number of times that one side waits, at most 10 ms each time.
 const ROUNDS: usize = 10;
 
-/// Walks when nobody forks.
+/// Makes a walk when nobody forks.
 pub(crate) fn walk<R>(walk: impl FnOnce() -> R) -> R {
     for round in 0..=ROUNDS {
         WALKS.fetch_add(1, SeqCst);
@@ -41,7 +41,7 @@ fn leave() {
     }
 }
 
-/// Has forks wait for walks from now on, where the C library can be asked for that.
+/// Makes forks wait for walks from now on, where the C library can be asked for that.
 pub(crate) fn watch() {
     type Handler = unsafe extern "C" fn();
     type Register = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int;

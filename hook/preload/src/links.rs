@@ -1,9 +1,10 @@
-//! The loader's list of what is loaded, read without calling anything: the first look-up of a process can come from a
-//! library that has itself replaced `dl_iterate_phdr` and is not ready to be called.
+//! The loader's list of what is loaded, read without calling anything: the first look-up of a process can
+//! come from a library that has itself replaced `dl_iterate_phdr` and is not ready to be called.
 //!
-//! Nobody keeps the list from changing meanwhile. It is walked from its beginning, where what the process was started
-//! with stands, which is never taken out; the C library is always there, so the walk ends before what `dlopen`
-//! adds and `dlclose` takes away. (Only where an old C library's libdl was not among that, it goes on to the end.)
+//! Nothing keeps the list from changing meanwhile. The walk begins at the list's start, where the objects are
+//! that the process was started with; these are never taken out. The C library is always among them, so the
+//! walk ends before what `dlopen` adds and `dlclose` takes away. (Only where an old C library's libdl was not
+//! among them, the walk goes on to the end.)
 
 use core::ffi::{CStr, c_char, c_int};
 
@@ -17,16 +18,16 @@ struct Debug {
 /// `struct link_map`, the public part.
 #[repr(C)]
 pub(crate) struct Link {
-    /// What is added to the object's addresses.
+    /// The offset that is added to the object's addresses.
     pub(crate) base: usize,
     name: *const c_char,
-    /// The dynamic section.
+    /// The object's dynamic section.
     pub(crate) dynamic: *const [u64; 2],
     next: *const Link,
 }
 
 impl Link {
-    /// The file that it was loaded from; empty for the program.
+    /// Returns the file that the object was loaded from; empty for the program.
     pub(crate) fn path(&self) -> &[u8] {
         if self.name.is_null() {
             return b"";
@@ -38,7 +39,7 @@ impl Link {
 
 core::arch::global_asm!(".weak _r_debug");
 
-/// The loader's own record; null where there is none.
+/// Returns the loader's own record; null if there is none.
 fn debug() -> *const Debug {
     let found: *const Debug;
     // SAFETY: reads the address that the loader has written into our table; a weak reference may be null.

@@ -1,6 +1,7 @@
-//! What the compiler may call, written out here: the C library's functions of these names can be replaced by
-//! libraries that are not ready yet when the first look-up of a process comes, such as gcc's ThreadSanitizer, or that
-//! look something up themselves.
+//! The functions that the compiler may call, written out here.
+//!
+//! The C library's functions of these names can be replaced by libraries that look something up themselves,
+//! or that are not ready yet when the first look-up of a process comes, such as gcc's ThreadSanitizer.
 //!
 //! Names and links are short and copies are rare, so these are small rather than fast. They are not exported.
 

@@ -1,4 +1,4 @@
-//! The table's symbols in sorted order, as plain data: made at compile time, without relocations that every
+//! The table's symbols in sorted order, as plain data: made at compile time, without relocations, which every
 //! exec would pay for.
 #![expect(clippy::indexing_slicing, reason = "indexed at compile time only, where it cannot go unnoticed")]
 
@@ -40,7 +40,7 @@ const TEXT_SIZE: usize = {
     size
 };
 
-/// The symbols in sorted order, end to end, and where each begins: plain data without relocations.
+/// The symbols in sorted order, end to end; the start of each; and their rows.
 static TEXT: ([u8; TEXT_SIZE], [u16; COUNT + 1], [u16; COUNT]) = {
     let (mut text, mut starts) = ([0; TEXT_SIZE], [0; COUNT + 1]);
     let (mut at, mut i) = (0, 0);
@@ -58,7 +58,7 @@ static TEXT: ([u8; TEXT_SIZE], [u16; COUNT + 1], [u16; COUNT]) = {
     (text, starts, SORTED)
 };
 
-/// The row of exactly this symbol.
+/// Returns the row of exactly this symbol.
 pub(crate) fn row(name: &[u8]) -> Option<usize> {
     let (text, starts, order) = &TEXT;
     let symbol = |i: usize| text.get(usize::from(*starts.get(i)?)..usize::from(*starts.get(i + 1)?));

@@ -1,5 +1,5 @@
-//! What programs get when the core cannot be loaded: every driver entry answers one code, which no framework
-//! mistakes for a machine without GPUs.
+//! The answer to programs if the core cannot be loaded: every driver entry returns one code, which no
+//! framework mistakes for a machine without GPUs.
 
 use crate::scope::{self, Loader};
 use crate::start::{self, Dlsym};
@@ -12,7 +12,7 @@ const CUDA_NOT_READY: c_int = 802;
 /// `NVML_ERROR_NOT_READY`
 const NVML_NOT_READY: c_int = 27;
 
-/// Entries that tell about the driver and its errors; without them no program could say what went wrong.
+/// The entries that tell about the driver and its errors; without them no program could say what went wrong.
 const TELLING: [&[u8]; 3] = [b"cuDriverGetVersion", b"cuGetErrorName", b"cuGetErrorString"];
 
 extern "C" fn cuda() -> c_int {
@@ -25,7 +25,8 @@ extern "C" fn nvml() -> c_int {
 
 static RESOLVERS: [AtomicPtr<c_void>; 2] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 2];
 
-/// Replacement for a symbol that the vendor's library has at `found` (null where it is called directly).
+/// Returns the replacement for a symbol that the vendor's library has at `found` (null where it is called
+/// directly).
 pub(crate) fn entry(row: Option<usize>, name: *const c_char, found: *mut c_void) -> *mut c_void {
     if let Some(row) = row {
         return entry_of_row(row, found).cast_mut();
@@ -36,7 +37,7 @@ pub(crate) fn entry(row: Option<usize>, name: *const c_char, found: *mut c_void)
     if is_cuda && !TELLING.contains(&name) { cuda as *mut c_void } else { found }
 }
 
-/// Replacement for a row of the table.
+/// Returns the replacement for a row of the table.
 pub(crate) fn entry_of_row(row: usize, found: *mut c_void) -> *const c_void {
     if row == Hook::cuGetProcAddress as usize {
         RESOLVERS[0].store(found, Relaxed);

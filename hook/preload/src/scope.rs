@@ -1,8 +1,8 @@
 //! What is loaded: the real `dlsym`, `dlvsym` and `dlopen`, and which object an address belongs to.
 //!
-//! The real functions are found in the symbol tables of libc and libdl, because any reference of ours to
-//! these names would be satisfied by our own exports.
-//! Finding them calls nothing; the rest is asked only about names of the vendor's libraries.
+//! The real functions are found in the symbol tables of libc and libdl, because any reference to these names
+//! would be satisfied by the stub's own exports. Finding them calls nothing. The rest is asked only about
+//! names of the vendor's libraries.
 
 use crate::forks;
 use crate::links::{self, Link};
@@ -65,7 +65,7 @@ fn each_object<F: FnMut(&Object) -> bool>(visit: &mut F) -> bool {
     forks::walk(|| unsafe { dl_iterate_phdr(step::<F>, core::ptr::from_mut(visit).cast()) != 0 })
 }
 
-/// Last part of a path.
+/// Returns the last part of a path.
 fn file_name(path: &[u8]) -> &[u8] {
     path.rsplit(|b| *b == b'/').next().unwrap_or_default()
 }
@@ -110,7 +110,7 @@ impl Object<'_> {
     }
 }
 
-/// The loader's functions.
+/// A function of the loader.
 #[derive(Clone, Copy)]
 pub(crate) enum Loader {
     /// `dlsym`
@@ -125,7 +125,7 @@ pub(crate) enum Loader {
 
 static REAL: [AtomicPtr<c_void>; 4] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 4];
 
-/// Address of the real function; null in a process without glibc's loader.
+/// Returns the address of the real function; null in a process without glibc's loader.
 pub(crate) fn real(function: Loader) -> *mut c_void {
     let (cell, name) = match function {
         Loader::Sym => (&REAL[0], c"dlsym"),
@@ -145,14 +145,15 @@ pub(crate) fn real(function: Loader) -> *mut c_void {
     found
 }
 
-/// Loads libdl, where an older C library keeps these functions in it and nobody has needed it: a program that asks
-/// for them weakly sees our exports and takes them for given. Whether it is loaded now.
+/// Loads libdl, if an older C library keeps these functions in it and nobody has needed it: a program that
+/// asks for them weakly sees the stub's exports and takes them for given. Returns true if libdl is loaded
+/// now.
 fn load_libdl() -> bool {
     type Open = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
-    /// Process and thread that loads it, and may look something up meanwhile.
+    /// The process and thread that loads libdl, and may look something up meanwhile.
     static LOADING: AtomicU64 = AtomicU64::new(0);
     const RTLD_NOW: c_int = 2;
-    /// What the C library's own calls carry.
+    /// The flag that the C library's own calls carry.
     const RTLD_DLOPEN: c_int = c_int::MIN;
     let open = of_libc(c"__libc_dlopen_mode");
     let me = sys::thread_of_process();
@@ -168,7 +169,7 @@ fn load_libdl() -> bool {
     loaded
 }
 
-/// Address of a function of libc or libdl; null if there is none.
+/// Returns the address of a function of libc or libdl; null if there is none.
 pub(crate) fn of_libc(name: &CStr) -> *mut c_void {
     let mut found = core::ptr::null_mut();
     let mut look = |path: &[u8], tables: Option<Tables>| {
@@ -187,7 +188,7 @@ pub(crate) fn of_libc(name: &CStr) -> *mut c_void {
     found
 }
 
-/// `struct dl_find_object` of glibc 2.35, with room for what it may get.
+/// `struct dl_find_object` of glibc 2.35, with room for later fields.
 #[repr(C)]
 struct Place {
     flags: u64,
@@ -198,11 +199,11 @@ struct Place {
     more: [u64; 16],
 }
 
-/// Where glibc's `_dl_find_object` is; 1 = this C library has none.
+/// The address of glibc's `_dl_find_object`; 0 = not looked for, 1 = this C library has none.
 static FIND: AtomicUsize = AtomicUsize::new(0);
 
-/// The owner of an address as the loader says it without a lock, in all scopes. `None` if this C library has no
-/// function for it.
+/// Returns the owner of an address as the loader tells it, without a lock and in all scopes. `None` if this C
+/// library has no function for it.
 fn owner_by_loader(address: usize) -> Option<Owner> {
     type Find = unsafe extern "C" fn(*const c_void, *mut Place) -> c_int;
     let mut find = FIND.load(Relaxed);
@@ -228,8 +229,8 @@ fn owner_by_loader(address: usize) -> Option<Owner> {
         frame: core::ptr::null(),
         more: [0; 16],
     };
-    // SAFETY: the loader's function of this type, which takes any address and fills the record in where it knows
-    // it; its link lives as long as the object, which the caller has an address of.
+    // SAFETY: the loader's function of this type, which takes any address and fills the record in where it
+    // knows it; its link lives as long as the object, which the caller has an address of.
     let link = unsafe {
         let find = core::mem::transmute::<usize, Find>(find);
         if find(address as *const c_void, &mut place) != 0 {
@@ -254,7 +255,8 @@ pub(crate) enum Vendor {
 }
 
 impl Vendor {
-    /// By the file's name, or, as a copy or link may have another one, by the name that it carries itself.
+    /// Recognises a vendor library by its file's name or, because a copy or link may have another one, by the
+    /// name that it carries itself.
     fn of(path: &[u8], tables: Option<Tables>) -> Option<Self> {
         Self::named(file_name(path)).or_else(|| Self::named(tables?.soname()))
     }
@@ -270,18 +272,18 @@ impl Vendor {
     }
 }
 
-/// Whose code an address is.
+/// The owner of the code at an address.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// Ours.
+    /// The stub itself.
     Stub,
-    /// A vendor library's.
+    /// A vendor library.
     Vendor(Vendor),
-    /// Somebody else's.
+    /// Any other object.
     Other,
 }
 
-/// The object that `address` lies in.
+/// Returns the owner of the object that `address` lies in.
 pub(crate) fn owner(address: usize) -> Owner {
     if let Some(owner) = owner_by_loader(address) {
         return owner;
@@ -301,8 +303,8 @@ pub(crate) fn owner(address: usize) -> Owner {
     if owner == Owner::Other { in_other_namespace(address).unwrap_or(owner) } else { owner }
 }
 
-/// A vendor library that `dlmopen` has loaded into a namespace of its own: objects there are not visited, but
-/// the loader knows the address.
+/// Returns the vendor library that `dlmopen` has loaded at an address into a namespace of its own: objects
+/// there are not visited, but the loader knows the address.
 fn in_other_namespace(address: usize) -> Option<Owner> {
     type Dladdr1 = unsafe extern "C" fn(*const c_void, *mut Location, *mut *const Link, c_int) -> c_int;
     const RTLD_DL_LINKMAP: c_int = 2;
@@ -317,8 +319,8 @@ fn in_other_namespace(address: usize) -> Option<Owner> {
     if dladdr1.is_null() {
         return None;
     }
-    // SAFETY: the loader's function of this type; any address may be asked for, and it fills the records in where it
-    // knows it. Its link lives as long as the object.
+    // SAFETY: the loader's function of this type; any address may be asked for, and it fills the records in
+    // where it knows it. Its link lives as long as the object.
     let link = unsafe {
         let dladdr1 = core::mem::transmute::<*mut c_void, Dladdr1>(dladdr1);
         let known = dladdr1(address as *const c_void, &mut found, &mut link, RTLD_DL_LINKMAP) != 0;
@@ -327,12 +329,12 @@ fn in_other_namespace(address: usize) -> Option<Owner> {
     Vendor::of(link.path(), Some(link.into())).map(Owner::Vendor)
 }
 
-/// Whether the real library is loaded, in whatever scope.
+/// Returns true if the real library is loaded, in whatever scope.
 pub(crate) fn is_loaded(vendor: Vendor) -> bool {
     each_object(&mut |object| object.vendor() == Some(vendor))
 }
 
-/// Whether `address` lies in an object that comes before ours in link order.
+/// Returns true if `address` lies in an object that comes before the stub in link order.
 pub(crate) fn is_before_us(address: usize) -> bool {
     let mut before = false;
     each_object(&mut |object| {
@@ -345,7 +347,7 @@ pub(crate) fn is_before_us(address: usize) -> bool {
     before
 }
 
-/// Copies our own path into `buffer` and returns its length; 0 if it does not fit.
+/// Copies the stub's own path into `buffer` and returns its length; 0 if it does not fit.
 pub(crate) fn own_path(buffer: &mut [u8]) -> usize {
     let mut length = 0;
     each_object(&mut |object| {

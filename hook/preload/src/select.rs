@@ -1,4 +1,4 @@
-//! What a look-up answers: the loader's own answer, by a tail jump, unless the name is one of the table's
+//! The answers to look-ups: the loader's own answer, by a tail jump, unless the name is one of the table's
 //! and the vendor's library really has it.
 //!
 //! `RTLD_NEXT` and `RTLD_DEFAULT` depend on the return address of the caller, so the exported functions are
@@ -14,7 +14,7 @@ use crate::table::looks_hooked;
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr::null_mut;
 
-/// What the naked functions do next: jump to `jump`, or, where that is null, return `value`.
+/// The next step of a naked function: jump to `jump`, or, if that is null, return `value`.
 #[repr(C)]
 pub(crate) struct Answer {
     value: *mut c_void,
@@ -34,7 +34,7 @@ impl Answer {
 const RTLD_DEFAULT: usize = 0;
 const RTLD_NEXT: usize = usize::MAX;
 
-/// Vendor that a name could belong to, from its first letters.
+/// Returns the vendor that a name could belong to, from its first letters.
 fn vendor(name: *const c_char) -> Option<Vendor> {
     if name.is_null() {
         return None;
@@ -49,7 +49,7 @@ fn vendor(name: *const c_char) -> Option<Vendor> {
     }
 }
 
-/// `dlsym(handle, name)` with the caller's return address.
+/// Answers `dlsym(handle, name)`, given the caller's return address.
 pub(crate) extern "C" fn symbol(handle: *mut c_void, name: *const c_char, caller: usize) -> Answer {
     match vendor(name).and_then(|vendor| ours(handle, name, caller, vendor, Loader::Sym, None)) {
         Some(value) => Answer::value(value),
@@ -57,8 +57,8 @@ pub(crate) extern "C" fn symbol(handle: *mut c_void, name: *const c_char, caller
     }
 }
 
-/// `dlvsym(handle, name, version)`; no vendor library versions its symbols, so a version that does not exist
-/// is the only difference.
+/// Answers `dlvsym(handle, name, version)`. No vendor library versions its symbols, so a version that does
+/// not exist is the only difference.
 pub(crate) extern "C" fn versioned(
     handle: *mut c_void,
     name: *const c_char,
@@ -71,13 +71,14 @@ pub(crate) extern "C" fn versioned(
     }
 }
 
-/// `dlopen(file, flags)`: only looked at.
+/// Looks at `dlopen(file, flags)`, and has it done by the loader.
 pub(crate) extern "C" fn open(_file: *const c_char, flags: c_int) -> Answer {
     start::opened(flags);
     Answer::jump(Loader::Open)
 }
 
-/// Our answer to a look-up of a name that begins like a vendor's; `None` = the loader's own.
+/// Returns the stub's answer to a look-up of a name that begins like a vendor's; `None` = the loader's own
+/// answer.
 fn ours(
     handle: *mut c_void,
     name: *const c_char,
@@ -120,7 +121,7 @@ fn ours(
     }
     match scope::owner(found as usize) {
         Owner::Vendor(_) => {}
-        // A handle of the program itself searches the global scope, and finds our export first.
+        // A handle of the program itself searches the global scope, and finds the stub's export first.
         Owner::Stub => {
             let behind = next();
             if behind.is_null() && !scope::is_loaded(vendor) {
@@ -136,12 +137,13 @@ fn ours(
     Some(answer(row, name, found))
 }
 
-/// Our own export of a row: what a local scope that holds the vendor's library would find through us.
+/// Returns the stub's own export of a row: what a local scope that holds the vendor's library would find
+/// through the stub.
 fn exported(row: Option<usize>) -> *mut c_void {
     row.map_or(null_mut(), |row| exports::address(row).cast_mut())
 }
 
-/// The answer for a symbol that the vendor's library has at `found`.
+/// Returns the answer for a symbol that the vendor's library has at `found`.
 fn answer(row: Option<usize>, name: *const c_char, found: *mut c_void) -> *mut c_void {
     match (start::started(), row) {
         // Our export of the row asks again when it is called.
@@ -155,7 +157,7 @@ fn answer(row: Option<usize>, name: *const c_char, found: *mut c_void) -> *mut c
     }
 }
 
-/// The loader's look-up function.
+/// The look-up function of the loader, with the version to look for.
 struct Real {
     function: *mut c_void,
     version: Option<*const c_char>,

@@ -1,4 +1,4 @@
-//! Loading the core, once, when the first name of the table is looked up or called.
+//! Loads the core, once, when the first name of the table is looked up or called.
 
 use crate::forks;
 use crate::scope::{self, Loader};
@@ -12,31 +12,31 @@ use core::sync::atomic::{
 /// Version of the agreement between stub and core; both files of a release have the same.
 pub(crate) const AGREEMENT: u32 = 1;
 
-/// `dlsym` as a type.
+/// The type of `dlsym`.
 pub(crate) type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
 
-/// What the core is given.
+/// The record that the core is given.
 #[repr(C)]
 pub(crate) struct Given {
     /// [`AGREEMENT`].
     pub agreement: u32,
-    /// Number of rows of the hook table.
+    /// The number of rows of the hook table.
     pub count: u32,
-    /// The loader's own functions.
+    /// The loader's own `dlsym`.
     pub dlsym: *mut c_void,
-    /// As above.
+    /// The loader's own `dlvsym`.
     pub dlvsym: *mut c_void,
-    /// As above.
+    /// The loader's own `dlopen`.
     pub dlopen: *mut c_void,
 }
 
-/// What the core gives back; lives as long as the process.
+/// The record that the core gives back; it lives as long as the process.
 #[repr(C)]
 pub(crate) struct Core {
     /// [`AGREEMENT`].
     pub agreement: u32,
-    /// Number of rows of the hook table.
+    /// The number of rows of the hook table.
     pub count: u32,
     /// The entry that replaces each row's symbol.
     pub entries: *const *const c_void,
@@ -48,13 +48,13 @@ pub(crate) struct Core {
     pub opened: unsafe extern "C" fn(flags: c_int),
 }
 
-/// How far the core is.
+/// The state of the core.
 pub(crate) enum State {
-    /// Loaded.
+    /// The core is loaded.
     Ready(&'static Core),
-    /// Could not be loaded; CUDA is refused.
+    /// The core could not be loaded; CUDA is refused.
     Failed,
-    /// This very thread is loading it; look-ups in between are not ours to answer.
+    /// This very thread is loading the core; look-ups meanwhile are not for the stub to answer.
     Loading,
 }
 
@@ -64,14 +64,14 @@ const FAILED: u32 = 2;
 const LOADING: u32 = 3;
 
 static STATE: AtomicU32 = AtomicU32::new(UNTRIED);
-/// Process and thread that is loading.
+/// The process and thread that is loading.
 static LOADER: AtomicU64 = AtomicU64::new(0);
 static CORE: AtomicPtr<Core> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Flags of `dlopen` that were seen before there was a core to tell.
 static SEEN_FLAGS: AtomicU32 = AtomicU32::new(0);
 
-/// Tells the core of a call of `dlopen`, now or when it is loaded.
+/// Tells the core about a call of `dlopen`, now or when it is loaded.
 pub(crate) fn opened(flags: c_int) {
     match if_started() {
         // SAFETY: the core's function of this type, which only notes the flags.
@@ -83,7 +83,7 @@ pub(crate) fn opened(flags: c_int) {
     }
 }
 
-/// The core if it has been loaded already.
+/// Returns the state of the core if loading it has ended.
 pub(crate) fn if_started() -> Option<State> {
     match STATE.load(Acquire) {
         READY => Some(ready()),
@@ -100,7 +100,7 @@ fn ready() -> State {
     }
 }
 
-/// Loads the core if that has not been tried, waiting for another thread that does.
+/// Loads the core if that has not been tried; waits for another thread that does. Returns its state.
 pub(crate) fn started() -> State {
     loop {
         if let Some(state) = if_started() {
@@ -187,7 +187,7 @@ fn load() -> Result<*const Core, &'static str> {
     }
 }
 
-/// The entry of row `hook` in the loaded core.
+/// Returns the entry of row `hook` in the loaded core; null if there is no such row.
 pub(crate) fn entry(core: &Core, hook: usize) -> *const c_void {
     if hook >= COUNT {
         return core::ptr::null();
@@ -196,7 +196,7 @@ pub(crate) fn entry(core: &Core, hook: usize) -> *const c_void {
     unsafe { *core.entries.add(hook) }
 }
 
-/// Makes the text of a C string a slice, without a copy.
+/// Returns the text of a C string as a slice, without a copy.
 ///
 /// # Safety
 /// `name` is a terminated string that outlives the use of the slice.

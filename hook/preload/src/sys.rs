@@ -38,7 +38,7 @@ unsafe fn call(number: usize, a: usize, b: usize, c: usize, d: usize) -> isize {
     result
 }
 
-/// Writes to standard error; whatever becomes of it is not our concern.
+/// Writes to standard error; a failure is ignored.
 pub(crate) fn warn(parts: &[&[u8]]) {
     for part in parts {
         // SAFETY: the pointer and length are a slice's.
@@ -46,21 +46,21 @@ pub(crate) fn warn(parts: &[&[u8]]) {
     }
 }
 
-/// The calling process's id in the upper half and the thread's in the lower; never 0.
+/// Returns the calling process's id in the upper half and the thread's in the lower; never 0.
 pub(crate) fn thread_of_process() -> u64 {
     // SAFETY: both calls take no arguments.
     let (pid, tid) = unsafe { (call(number::GETPID, 0, 0, 0, 0), call(number::GETTID, 0, 0, 0, 0)) };
     (pid as u64) << 32 | tid as u64
 }
 
-/// Sleeps until `word` is not `value`, or woken, at most 10 ms.
+/// Sleeps while `word` is `value` and nobody wakes the thread, at most 10 ms.
 pub(crate) fn wait(word: &core::sync::atomic::AtomicU32, value: u32) {
     let timeout: [i64; 2] = [0, 10_000_000];
     // SAFETY: FUTEX_WAIT | PRIVATE reads the word and the timeout, both of which outlive the call.
     unsafe { call(number::FUTEX, word.as_ptr() as usize, 128, value as usize, timeout.as_ptr() as usize) };
 }
 
-/// Wakes all who sleep on `word`.
+/// Wakes all threads that sleep on `word`.
 pub(crate) fn wake(word: &core::sync::atomic::AtomicU32) {
     // SAFETY: FUTEX_WAKE | PRIVATE only takes the address.
     unsafe { call(number::FUTEX, word.as_ptr() as usize, 129, i32::MAX as usize, 0) };

@@ -23,9 +23,9 @@ const STT_FUNC: u8 = 2;
 
 /// The tables of a loaded object.
 pub(crate) struct Tables {
-    /// What is added to its addresses.
+    /// The offset that is added to the object's addresses.
     pub(crate) base: usize,
-    /// Its dynamic section.
+    /// The object's dynamic section.
     pub(crate) dynamic: *const [u64; 2],
 }
 
@@ -36,7 +36,7 @@ impl From<&Link> for Tables {
 }
 
 impl Tables {
-    /// An entry of the dynamic section.
+    /// Returns the value of an entry of the dynamic section.
     fn entry(&self, tag: u64) -> Option<usize> {
         let mut entry = self.dynamic;
         if entry.is_null() {
@@ -56,20 +56,20 @@ impl Tables {
         }
     }
 
-    /// An entry of the dynamic section that is an address.
+    /// Returns the address in an entry of the dynamic section.
     fn address(&self, tag: u64) -> Option<usize> {
         // glibc stores addresses relocated, except where the section is read-only.
         self.entry(tag).map(|value| if value < self.base { self.base.wrapping_add(value) } else { value })
     }
 
-    /// The name that programs are linked against the object by; empty if it has none.
+    /// Returns the name that programs are linked against the object by; empty if it has none.
     pub(crate) fn soname(&self) -> &[u8] {
         let (Some(at), Some(strings)) = (self.entry(DT_SONAME), self.address(DT_STRTAB)) else { return b"" };
         // SAFETY: an offset into the object's strings, which end with a zero and live as long as the object.
         unsafe { CStr::from_ptr((strings as *const c_char).add(at)) }.to_bytes()
     }
 
-    /// Address of a function that the object defines.
+    /// Returns the address of a function that the object defines.
     pub(crate) fn function(&self, name: &CStr) -> Option<*mut c_void> {
         let symbols = self.address(DT_SYMTAB)? as *const Symbol;
         let strings = self.address(DT_STRTAB)? as *const c_char;
@@ -93,7 +93,7 @@ impl Tables {
     }
 }
 
-/// Walks the chain of `name` in a GNU hash table.
+/// Looks `name` up by walking its chain in a GNU hash table.
 ///
 /// # Safety
 /// `table` is a GNU hash table, as the loader uses it.

@@ -1,17 +1,17 @@
-//! The quota file: what one allocation result may use, written by the node agent, read by the limiter.
+//! The quota file: what one allocation result may use. The node agent writes it, the limiter reads it.
 //!
-//! 256 bytes, little-endian, replaced by rename and read whole. The last eight bytes are a checksum over
-//! everything before them.
+//! The file has 256 bytes, little-endian; it is replaced by rename and read whole. The last eight bytes are a
+//! checksum over everything before them.
 
 use core::fmt;
 
-/// Size of an encoded quota file; a file of any other size is refused.
+/// Size of an encoded quota file, in bytes; a file of any other size is refused.
 pub const QUOTA_FILE_SIZE: usize = 256;
 
 /// The layout that this crate writes.
 pub const QUOTA_LAYOUT_VERSION: u32 = 1;
 
-/// Room for a GPU's UUID as text, zero padded.
+/// Room for a GPU's UUID as text, zero padded, in bytes.
 pub const UUID_SIZE: usize = 96;
 
 const MAGIC: [u8; 8] = *b"ALQQUOTA";
@@ -33,19 +33,19 @@ const AT_CHECKSUM: usize = QUOTA_FILE_SIZE - 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum QuotaError {
-    /// The file does not have [`QUOTA_FILE_SIZE`] bytes.
+    /// The file does not have [`QUOTA_FILE_SIZE`] bytes. Holds its size.
     Size(usize),
     /// The file does not start with the magic bytes.
     Magic,
-    /// The file is of a layout that this reader does not know.
+    /// The file has a layout version that this reader does not know.
     Version(u32),
     /// The checksum does not match the content.
     Checksum,
-    /// The GPU's UUID is empty, too long, or holds something else than printable ASCII.
+    /// The GPU's UUID is empty, too long, or contains something other than printable ASCII.
     Uuid,
-    /// The percentage of compute is above 100.
+    /// The percentage of compute is above 100. Holds that percentage.
     Cores(u8),
-    /// A field holds a value that means nothing in this layout.
+    /// A field holds a value that has no meaning in this layout. Holds the field's name.
     Field(&'static str),
 }
 
@@ -68,12 +68,12 @@ impl fmt::Display for QuotaError {
 
 impl core::error::Error for QuotaError {}
 
-/// UUID of a GPU or MIG device as NVML prints it (`GPU-…` or `MIG-…`), held without allocation.
+/// UUID of a GPU or MIG device as NVML prints it (`GPU-…` or `MIG-…`), held without an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GpuUuid([u8; UUID_SIZE]);
 
 impl GpuUuid {
-    /// Takes the text of a UUID: 1 to 95 characters of printable ASCII without spaces.
+    /// Creates a UUID from its text: 1 to 95 characters of printable ASCII without spaces.
     pub fn new(text: &str) -> Result<Self, QuotaError> {
         let mut bytes = [0; UUID_SIZE];
         let target = bytes.get_mut(..text.len()).ok_or(QuotaError::Uuid)?;
@@ -81,7 +81,7 @@ impl GpuUuid {
         Self::from_bytes(bytes)
     }
 
-    /// Takes the zero-padded form as the file stores it.
+    /// Creates a UUID from the zero-padded form that the file stores.
     pub fn from_bytes(bytes: [u8; UUID_SIZE]) -> Result<Self, QuotaError> {
         let len = bytes.iter().position(|b| *b == 0).ok_or(QuotaError::Uuid)?;
         let (text, padding) = bytes.split_at(len);
@@ -91,18 +91,19 @@ impl GpuUuid {
         Ok(Self(bytes))
     }
 
-    /// The UUID as text.
+    /// Returns the UUID as text.
     pub fn as_str(&self) -> &str {
         let len = self.0.iter().position(|b| *b == 0).unwrap_or(UUID_SIZE);
         self.0.get(..len).and_then(|text| core::str::from_utf8(text).ok()).unwrap_or_default()
     }
 
-    /// Whether it is a MIG device's, so that all that the quota says is of that partition and not of its GPU.
+    /// Returns true if this is the UUID of a MIG device; everything in the quota is then about that
+    /// partition, not its GPU.
     pub fn is_partition(&self) -> bool {
         self.0.starts_with(b"MIG-")
     }
 
-    /// The UUID zero padded, as the file stores it.
+    /// Returns the UUID zero padded, as the file stores it.
     pub fn as_bytes(&self) -> &[u8; UUID_SIZE] {
         &self.0
     }
@@ -120,35 +121,35 @@ impl fmt::Display for GpuUuid {
     }
 }
 
-/// What happens with idle time of the GPU.
+/// Whether a share may use idle time of the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ComputePolicy {
     /// The share never gets more than its percentage.
     #[default]
     Hard = 0,
-    /// The share may borrow time that nobody else's quota claims.
+    /// The share may borrow time that no other share's quota claims.
     Soft = 1,
 }
 
-/// What the limiter does where it cannot do its work.
+/// What the limiter does where it cannot work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FailMode {
-    /// CUDA does not start, and the reason is told.
+    /// CUDA does not start, and the limiter says why.
     #[default]
     Closed = 0,
     /// The program runs without limits. Only a DeviceClass may ask for it.
     Open = 1,
 }
 
-/// The quota of one allocation result on one GPU, or on one partition of a GPU: then its memory and time are the
+/// The quota of one allocation result on one GPU, or on one partition of a GPU; memory and time are then the
 /// partition's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaFile {
-    /// Layout version, [`QUOTA_LAYOUT_VERSION`] when written by this crate.
+    /// Layout version; [`QUOTA_LAYOUT_VERSION`] when written by this crate.
     pub version: u32,
-    /// Counts the rewrites of this quota, so that a reader can tell an older file from a newer one.
+    /// The number of this rewrite of the quota, by which a reader tells an older file from a newer one.
     pub generation: u64,
     /// The GPU or MIG device that the quota is for.
     pub gpu_uuid: GpuUuid,
@@ -156,20 +157,20 @@ pub struct QuotaFile {
     pub memory_bytes: u64,
     /// Bytes of managed memory that the share may allocate on top of `memory_bytes`; 0 = none.
     pub oversubscribe_bytes: u64,
-    /// Percent of its time; 0 = best effort, no limit.
+    /// Percent of the device's time; 0 = best effort, no limit.
     pub cores_percent: u8,
-    /// Hard or soft.
+    /// Whether the share may borrow idle time.
     pub compute_policy: ComputePolicy,
-    /// Orders borrowers of idle time; higher goes first.
+    /// Order among the borrowers of idle time; higher goes first.
     pub priority: i8,
-    /// What the limiter does where it cannot do its work.
+    /// What the limiter does where it cannot work.
     pub fail_mode: FailMode,
     /// Position among the claim's devices in CDI order: the `i` of `CUDA_DEVICE_MEMORY_LIMIT_<i>`.
     pub device_order: u16,
 }
 
 impl QuotaFile {
-    /// A quota without any limit for `gpu_uuid`, to be filled in by the caller.
+    /// Returns a quota for `gpu_uuid` without any limit, to be filled in by the caller.
     pub fn new(gpu_uuid: GpuUuid) -> Self {
         Self {
             version: QUOTA_LAYOUT_VERSION,
@@ -185,7 +186,7 @@ impl QuotaFile {
         }
     }
 
-    /// The file's content.
+    /// Returns the content of the quota file.
     pub fn encode(&self) -> [u8; QUOTA_FILE_SIZE] {
         let mut out = [0; QUOTA_FILE_SIZE];
         put(&mut out, 0, &MAGIC);
@@ -205,7 +206,8 @@ impl QuotaFile {
         out
     }
 
-    /// Reads a file's content. Whatever is not exactly what [`QuotaFile::encode`] writes is refused.
+    /// Reads the content of a quota file. Anything other than exactly what [`QuotaFile::encode`] writes is
+    /// refused.
     pub fn decode(bytes: &[u8]) -> Result<Self, QuotaError> {
         // Another version may have another size, and the version says more.
         let head = bytes.first_chunk::<AT_SIZE>().ok_or(QuotaError::Size(bytes.len()))?;
@@ -266,7 +268,8 @@ fn take<const N: usize>(bytes: &[u8; QUOTA_FILE_SIZE], at: usize) -> [u8; N] {
     bytes.get(at..at + N).and_then(|part| part.try_into().ok()).unwrap_or([0; N])
 }
 
-/// FNV-1a. Each step is a bijection of the state, so any change of a single byte changes the sum.
+/// Returns the FNV-1a hash. Each step is a bijection of the state, so any change of a single byte changes the
+/// sum.
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     bytes
         .iter()

@@ -1,12 +1,13 @@
-//! The compute gate: when a share's next launch may go to the GPU.
+//! The compute gate: it decides when a share's next launch may go to the GPU.
 //!
-//! A share of `percent` pays for GPU time at that rate. Its state is one word in the region, the instant of
+//! A share of `percent` pays for GPU time at that rate. Its state is one word in the region: the instant of
 //! the monotonic clock at which everything charged so far is paid for. A launch may go once that instant has
-//! come, and moves it on by its cost divided by the rate; at most [`BURST_NS`] of GPU time can be saved up.
-//! What a launch really took is charged or refunded later, by [`correct`].
+//! come, and moves the instant on by its cost divided by the rate. At most [`BURST_NS`] of GPU time can be
+//! saved up. What a launch really took is charged or refunded later, by [`correct`].
 //!
-//! One word cannot be half written: a process that is killed at any time leaves at most the charge of launches
-//! that the GPU has or will have run, and time pays for that. Nobody holds anything, so nobody waits for anyone.
+//! One word cannot be half written: a process that is killed at any time leaves at most the charge of
+//! launches that the GPU has run or will run, and time pays for that. Nobody holds anything, so nobody waits
+//! for anyone.
 
 use crate::grant::Grant;
 use crate::lease::{HOLDERS, Lease, Purse, Room, WORDS as PURSE_WORDS};
@@ -18,34 +19,35 @@ use crate::rate::{self, Rate, price};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-/// GPU time in nanoseconds that a share can save up: a fifth of what the promise over a window allows, so
-/// that windows of ten seconds are off by 0.2 percentage points at the most for it.
+/// GPU time that a share can save up, in nanoseconds. It is a fifth of what the promise over a window allows,
+/// so windows of ten seconds are off by at most 0.2 percentage points because of it.
 pub const BURST_NS: u64 = 20_000_000;
 
-/// Longest launch that may borrow: borrowed work is to end soon after its owner comes back.
+/// The longest launch that may borrow, in nanoseconds: borrowed work is to end soon after the owner of the
+/// time comes back.
 pub const LONGEST_BORROWED_NS: u64 = 100_000_000;
 
-/// GPU time that a launch may have before its end when it borrows, those that were launched before it included; one
-/// that is longer goes alone.
+/// The most GPU time between now and the end of a launch that borrows, in nanoseconds, earlier launches
+/// included. A longer launch goes alone.
 pub const MOST_AHEAD_NS: u64 = 60_000_000;
 
-/// No launch borrows more than is lent in so many nanoseconds: where little is lent, a long launch would hold up
-/// those whose time it is.
+/// The most that a launch borrows: what is lent in this many nanoseconds. Where little is lent, a long launch
+/// would delay those whose time it is.
 pub const LONGEST_LOAN_NS: u64 = 400_000_000;
 
-/// Measurements that the log holds.
+/// The number of measurements in the log.
 pub const LOG_LENGTH: usize = 1024;
 
-/// What an entry says of a measurement beside its times.
+/// What a log entry says about a measurement beside its times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mark {
     /// The process's slot.
     pub slot: u16,
-    /// Whether what was charged is what the process had, and not its part by supposition.
+    /// True if the charge is what the process really had, and not its assumed part.
     pub is_sure: bool,
-    /// Whether it was charged as borrowed.
+    /// True if it was charged as borrowed time.
     pub is_borrowed: bool,
-    /// Tells the process's kernels apart: 24 bits.
+    /// A number that tells the process's kernels apart; 24 bits.
     pub key: u32,
 }
 
@@ -54,14 +56,14 @@ const BORROWED: u64 = 1 << 33;
 const KEY_SHIFT: u32 = 40;
 
 impl Mark {
-    /// As one word of an entry.
+    /// Returns the mark as one word of a log entry.
     pub fn word(self) -> u64 {
         let sure = if self.is_sure { SURE } else { 0 };
         let borrowed = if self.is_borrowed { BORROWED } else { 0 };
         u64::from(self.slot) | sure | borrowed | u64::from(self.key) << KEY_SHIFT
     }
 
-    /// From one; bits that have no meaning yet are left out.
+    /// Returns the mark in a word of a log entry; bits that have no meaning yet are ignored.
     pub fn of(word: u64) -> Self {
         Self {
             slot: word as u16,
@@ -72,46 +74,46 @@ impl Mark {
     }
 }
 
-/// One measured stretch of GPU work, for the node agent: it sees all processes of the GPU and knows better how
-/// much of a stretch was the process's own.
+/// One measured stretch of GPU work, for the node agent: the agent sees all processes of the GPU and knows
+/// better how much of the stretch was the process's own.
 #[repr(C)]
 pub struct Entry {
-    /// Nanoseconds of the monotonic clock.
+    /// Start of the stretch, in nanoseconds of the monotonic clock.
     pub start_ns: AtomicU64,
-    /// The same; 0 while the entry is being written.
+    /// End of the stretch, in nanoseconds of the monotonic clock; 0 while the entry is being written.
     pub end_ns: AtomicU64,
-    /// What was charged for it.
+    /// GPU time charged for the stretch, in nanoseconds.
     pub taken_ns: AtomicU64,
-    /// A [`Mark`].
+    /// The [`Mark`] of the measurement.
     pub mark: AtomicU64,
 }
 
 /// The compute side of a region; zeros are a share that has never launched.
 #[repr(C, align(64))]
 pub struct Compute {
-    /// Nanoseconds of the monotonic clock at which everything charged is paid for.
+    /// The time at which everything charged is paid for, in nanoseconds of the monotonic clock.
     pub paid_until_ns: AtomicU64,
     /// GPU time charged so far, borrowed time and corrections included, in nanoseconds; wraps.
     pub charged_ns: AtomicU64,
-    /// Launches that had to wait.
+    /// The number of launches that had to wait.
     pub delayed: AtomicU64,
-    /// The same as `paid_until_ns` for borrowed time.
+    /// The time at which everything borrowed is paid for, in nanoseconds of the monotonic clock.
     pub borrowed_until_ns: AtomicU64,
-    /// GPU time charged as borrowed so far; wraps.
+    /// GPU time charged as borrowed so far, in nanoseconds; wraps.
     pub borrowed_ns: AtomicU64,
-    /// How much of the agent's corrections has been charged; wraps.
+    /// The part of the agent's corrections that has been charged, in nanoseconds; wraps.
     pub trued_ns: AtomicU64,
-    /// Entries ever written to the log.
+    /// The number of entries ever written to the log.
     pub logged: AtomicU64,
-    /// GPU time leased for short launches, which are not logged; wraps.
+    /// GPU time leased for short launches, which are not logged, in nanoseconds; wraps.
     pub leased_ns: AtomicU64,
     /// The newest measurements: entry `n` is at `n % LOG_LENGTH`.
     pub log: [Entry; LOG_LENGTH],
-    /// How much of the agent's corrections of borrowed time has been charged; wraps.
+    /// The part of the agent's corrections of borrowed time that has been charged, in nanoseconds; wraps.
     pub trued_borrowed_ns: AtomicU64,
-    /// Who waits.
+    /// The processes that wait.
     pub line: Line,
-    /// How often a process has come to the share, or was found to be gone; wraps.
+    /// The number of times that a process joined the share or was found to be gone; wraps.
     pub members: AtomicU64,
     reserved1: [AtomicU64; 6],
     /// The leases of the processes in the first slots.
@@ -119,7 +121,7 @@ pub struct Compute {
     reserved2: [AtomicU64; RESERVED],
 }
 
-/// Words that have no meaning yet.
+/// The number of words that have no meaning yet.
 const RESERVED: usize = 16384 - 16 - 4 * LOG_LENGTH - LINE_WORDS - PURSE_WORDS;
 
 const _: () = assert!(size_of::<Compute>() == 131_072);
@@ -131,7 +133,7 @@ impl Default for Compute {
 }
 
 impl Compute {
-    /// A share that has never launched.
+    /// Returns a share that has never launched.
     pub const fn new() -> Self {
         Self {
             paid_until_ns: AtomicU64::new(0),
@@ -160,66 +162,66 @@ impl Compute {
     }
 }
 
-/// What the gate answers.
+/// The answer of the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// The launch may go and is charged.
     Go,
-    /// It may be asked again at this time. Refunds can make it earlier.
+    /// The launch may be asked for again at this time. Refunds can make the time earlier.
     Wait(u64),
 }
 
-/// At what rate a share pays.
+/// Returns the rate at which a share pays.
 const fn rate(percent: u8) -> Rate {
     Rate { percent, burst_ns: BURST_NS }
 }
 
-/// On which terms a share's launches may go.
+/// The terms on which a share's launches may go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
     /// Percent of the GPU, 1 to 100.
     pub percent: u8,
-    /// Percent that may be borrowed on top; 0 = none.
+    /// Percent of the GPU that may be borrowed on top; 0 = none.
     pub borrow_percent: u8,
 }
 
-/// What [`enter`] answers.
+/// The answer of [`enter`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entrance {
-    /// It may go on the share's own quota, with so many nanoseconds of lease.
+    /// The launch may go on the share's own quota, with a lease of this many nanoseconds.
     Own(u64),
-    /// It may go on borrowed time, with so many nanoseconds of lease.
+    /// The launch may go on borrowed time, with a lease of this many nanoseconds.
     Borrowed(u64),
-    /// It may be asked again at this time.
+    /// The launch may be asked for again at this time.
     Wait(u64),
 }
 
-/// What a launch asks the gate for.
+/// A launch's request to the gate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ask {
-    /// The process's slot, for its place in the line; whoever asks the gate fills it in.
+    /// The process's slot, for its place in the line; the caller of the gate fills it in.
     pub slot: usize,
-    /// Nanoseconds that the launch is charged.
+    /// The charge of the launch, in nanoseconds of GPU time.
     pub cost_ns: u64,
-    /// Whether it is one of those that leases are for, which are not logged one by one.
+    /// True if leases are meant for launches like this one, which are not logged one by one.
     pub is_short: bool,
-    /// How long a lease may be.
+    /// Room for a lease.
     pub room: Room,
-    /// Whether that has been measured: only such launches may borrow.
+    /// True if the cost has been measured: only such launches may borrow.
     pub is_known: bool,
-    /// GPU time of the process's launches that have not ended.
+    /// GPU time of the process's launches that have not ended, in nanoseconds.
     pub ahead_ns: u64,
 }
 
 impl Ask {
-    /// How much of what lies ahead has to end first.
+    /// Returns how much of the work ahead has to end first, in nanoseconds of GPU time.
     fn excess_ns(&self) -> u64 {
         self.ahead_ns.saturating_sub(MOST_AHEAD_NS.saturating_sub(self.cost_ns))
     }
 }
 
-/// Asks for a launch: on the share's own quota first, then on borrowed time, and of the process's own account as well.
-/// Where the gate has just opened, those of the share's processes that wait longer come first.
+/// Asks for a launch: on the share's own quota first, then on borrowed time; the process's own account has to
+/// agree as well. Where the gate has just opened, processes of the share that have waited longer come first.
 pub fn enter(compute: &Compute, own: &Own, now_ns: u64, ask: Ask, terms: Terms) -> Entrance {
     let line = &compute.line;
     let entrance = if has_just_opened(compute, now_ns, terms) && line.is_behind(ask.slot, now_ns) {
@@ -234,7 +236,7 @@ pub fn enter(compute: &Compute, own: &Own, now_ns: u64, ask: Ask, terms: Terms) 
     entrance
 }
 
-/// Whether the gate through which the next launch would go has been open for less than the grace.
+/// Returns true if the gate through which the next launch would go has been open for less than the grace.
 fn has_just_opened(compute: &Compute, now_ns: u64, terms: Terms) -> bool {
     let own = compute.paid_until_ns.load(Acquire);
     let until =
@@ -242,8 +244,8 @@ fn has_just_opened(compute: &Compute, now_ns: u64, terms: Terms) -> bool {
     is_within(until, now_ns, GRACE_NS)
 }
 
-/// Lets a launch go that has waited as long as any does for what others have launched or for wall time, if it does not
-/// have to wait for what its own process was charged: it is charged, and takes no lease.
+/// Lets a launch go that has waited as long as any does for what others have launched or for wall time,
+/// unless it has to wait for what its own process was charged. The launch is charged and takes no lease.
 pub fn enter_overdue(compute: &Compute, own: &Own, now_ns: u64, ask: Ask, terms: Terms) -> Entrance {
     if let Err(until) = own.admit_overdue(now_ns, ask.cost_ns, terms.percent) {
         return Entrance::Wait(until);
@@ -255,7 +257,8 @@ pub fn enter_overdue(compute: &Compute, own: &Own, now_ns: u64, ask: Ask, terms:
 
 fn enter_at_once(compute: &Compute, own: &Own, now_ns: u64, ask: Ask, terms: Terms) -> Entrance {
     let Ask { cost_ns, .. } = ask;
-    // Near its limit a share has nothing saved up, and a long lease would be a debt that all its processes pay.
+    // Near its limit a share has nothing saved up, and a long lease would be a debt that all its processes
+    // pay.
     let lease = |saved_ns: u64| ask.room.lease_ns(saved_ns.saturating_sub(cost_ns));
     let admitted = admit_with(compute, now_ns, cost_ns, terms.percent, lease).and_then(|lease| {
         let amount_ns = cost_ns.saturating_add(lease);
@@ -268,7 +271,8 @@ fn enter_at_once(compute: &Compute, own: &Own, now_ns: u64, ask: Ask, terms: Ter
         Err(until) if terms.borrow_percent == 0 || !ask.is_known => Entrance::Wait(until),
         Err(until) => match ask.excess_ns() {
             0 => {
-                // Nothing is saved up there, so whoever wakes late has lost that time.
+                // Borrowing saves nothing up, so a process that wakes late has lost that time: the lease is
+                // as long as there is room for.
                 let lease = ask.room.lease_ns(u64::MAX);
                 let amount_ns = cost_ns.saturating_add(lease);
                 match borrow_with(compute, own, now_ns, amount_ns, terms.borrow_percent) {
@@ -287,12 +291,12 @@ fn enter_at_once(compute: &Compute, own: &Own, now_ns: u64, ask: Ask, terms: Ter
     entrance
 }
 
-/// What takes a charge back.
+/// Returns the correction that takes a charge back.
 fn refund_of(ns: u64) -> i64 {
     i64::try_from(ns).unwrap_or(i64::MAX).saturating_neg()
 }
 
-/// Borrows on both accounts or on neither; when to ask again.
+/// Borrows on both accounts or on neither. The error is the time at which to ask again.
 fn borrow_with(compute: &Compute, own: &Own, now_ns: u64, amount_ns: u64, percent: u8) -> Result<(), u64> {
     if let Admission::Wait(until) = borrow(compute, now_ns, amount_ns, percent) {
         return Err(until);
@@ -301,7 +305,7 @@ fn borrow_with(compute: &Compute, own: &Own, now_ns: u64, amount_ns: u64, percen
         .inspect_err(|_| correct_borrowed(compute, now_ns, refund_of(amount_ns), percent))
 }
 
-/// Gives back a lease that was taken out of a purse.
+/// Gives back to the share a lease that was taken out of a purse.
 pub fn give_back(compute: &Compute, now_ns: u64, lease: Lease, percent: u8) {
     match refund_of(lease.ns) {
         0 => return,
@@ -311,8 +315,8 @@ pub fn give_back(compute: &Compute, now_ns: u64, lease: Lease, percent: u8) {
     compute.leased_ns.fetch_sub(lease.ns, Relaxed);
 }
 
-/// Asks for a launch that borrows at the rate of `percent` (1 to 100), and charges it if it may go. Nothing is
-/// saved up for borrowing, and a launch must not be longer than [`LONGEST_BORROWED_NS`].
+/// Asks for a launch that borrows at the rate of `percent` (1 to 100), and charges the launch if it may go.
+/// Nothing is saved up for borrowing, and a launch must not be longer than [`LONGEST_BORROWED_NS`].
 pub fn borrow(compute: &Compute, now_ns: u64, cost_ns: u64, percent: u8) -> Admission {
     if cost_ns > LONGEST_BORROWED_NS || percent == 0 || price(cost_ns, percent) > LONGEST_LOAN_NS {
         return Admission::Wait(u64::MAX);
@@ -335,9 +339,9 @@ pub fn correct_borrowed(compute: &Compute, now_ns: u64, delta_ns: i64, percent: 
     compute.borrowed_ns.fetch_add(delta_ns as u64, Relaxed);
 }
 
-/// Applies what the agent found to be charged wrongly up to now, once for all processes of the share, and to the
-/// process's own account. What was borrowed is put right as soon as the share borrows again. At most ten seconds of GPU
-/// time are applied at a time.
+/// Applies the agent's corrections up to now: once for all processes of the share, and to the process's own
+/// account. Corrections of borrowed time are applied as soon as the share borrows again. At most ten seconds
+/// of GPU time are applied at a time.
 pub fn true_up(compute: &Compute, own: &Own, now_ns: u64, grant: &Grant, percent: u8) {
     own.true_up(now_ns, grant, percent);
     if let Some(delta) = untold(&compute.trued_ns, grant.true_up_ns) {
@@ -350,7 +354,7 @@ pub fn true_up(compute: &Compute, own: &Own, now_ns: u64, grant: &Grant, percent
     }
 }
 
-/// Writes a measurement to the log.
+/// Writes a measurement to the log, and notes it in the process's own account.
 pub fn log(compute: &Compute, own: &Own, slot: u16, is_borrowed: bool, seen: &Seen) {
     own.note(is_borrowed, seen);
     let mark = Mark { slot, is_sure: seen.is_sure, is_borrowed, key: seen.key };
@@ -364,7 +368,7 @@ pub fn log(compute: &Compute, own: &Own, slot: u16, is_borrowed: bool, seen: &Se
     }
 }
 
-/// Asks for a launch of `cost_ns` at the rate of `percent` (1 to 100), and charges it if it may go.
+/// Asks for a launch of `cost_ns` at the rate of `percent` (1 to 100), and charges the launch if it may go.
 pub fn admit(compute: &Compute, now_ns: u64, cost_ns: u64, percent: u8) -> Admission {
     match admit_with(compute, now_ns, cost_ns, percent, |_| 0) {
         Ok(_) => Admission::Go,
@@ -372,8 +376,8 @@ pub fn admit(compute: &Compute, now_ns: u64, cost_ns: u64, percent: u8) -> Admis
     }
 }
 
-/// The same with a lease on top, as long as `lease` says of the GPU time that is saved up; how long it is, or when to
-/// ask again.
+/// Does what [`admit`] does, with a lease on top whose length `lease` gives for the GPU time saved up.
+/// Returns that length; the error is the time at which to ask again.
 fn admit_with(
     compute: &Compute,
     now_ns: u64,

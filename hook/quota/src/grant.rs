@@ -1,10 +1,11 @@
-//! The grant: what the node agent tells a share about the others on its GPU, every few hundredths of a second.
+//! The grant: what the node agent tells a share, every few hundredths of a second, about the others on its
+//! GPU.
 //!
-//! 64 bytes beside the quota file, overwritten in place. It runs out by itself, so that a share without an agent
-//! has its own quota and nothing else. The last eight bytes are a checksum: a reader that meets a writer
-//! keeps what it had.
+//! A grant is a file of 64 bytes beside the quota file, overwritten in place. It runs out by itself, so that
+//! a share without an agent has its own quota and nothing else. The last eight bytes are a checksum: a reader
+//! that meets a writer keeps the grant that it had.
 
-/// Size of an encoded grant.
+/// Size of an encoded grant, in bytes.
 pub const GRANT_SIZE: usize = 64;
 
 const MAGIC: [u8; 8] = *b"ALQGRNT1";
@@ -12,25 +13,27 @@ const MAGIC: [u8; 8] = *b"ALQGRNT1";
 /// What a share may do until `valid_until_ns`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Grant {
-    /// Nanoseconds of the monotonic clock.
+    /// End of the grant, in nanoseconds of the monotonic clock.
     pub valid_until_ns: u64,
     /// Percent of the GPU's time that may be borrowed on top of the quota.
     pub borrow_percent: u8,
-    /// Thousandths of the wall time of the share's kernels that was its own lately; 0 = not known.
+    /// Part of the wall time of the share's kernels that was recently the share's own, in thousandths; 0 =
+    /// not known.
     pub own_permille: u16,
-    /// How long a process has the GPU while others wait, in microseconds; 0 = not known.
+    /// Time for which a process has the GPU while others wait, in microseconds; 0 = not known.
     pub slice_us: u32,
-    /// GPU time that was charged too little since the share began, in nanoseconds; negative = too much.
+    /// GPU time that the share was charged too little since it began, in nanoseconds; negative = too much.
     pub true_up_ns: i64,
-    /// The same of what it borrowed.
+    /// GPU time that the share was charged too little for what it borrowed, in nanoseconds; negative = too
+    /// much.
     pub borrowed_true_up_ns: i64,
-    /// GPU time that the share's neighbours can have had at the most since the agent began, and one, in nanoseconds; 0 = not
-    /// known.
+    /// The most GPU time, plus one, that the share's neighbours can have had since the agent began, in
+    /// nanoseconds; 0 = not known.
     pub beside_ns: u64,
 }
 
 impl Grant {
-    /// The file's content.
+    /// Returns the content of the grant's file.
     pub fn encode(&self) -> [u8; GRANT_SIZE] {
         let mut out = [0; GRANT_SIZE];
         let [own0, own1] = self.own_permille.to_le_bytes();
@@ -53,7 +56,7 @@ impl Grant {
         out
     }
 
-    /// Reads a file's content; `None` for anything else than a whole grant.
+    /// Reads the content of a grant's file. Returns `None` for anything other than a whole grant.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; GRANT_SIZE] = bytes.try_into().ok()?;
         let word = |at: usize| bytes.get(at * 8..at * 8 + 8)?.try_into().ok();

@@ -1,58 +1,63 @@
-//! Leases: GPU time that a process has paid for beforehand and spends launch by launch.
+//! Leases: GPU time that a process has paid for in advance and spends launch by launch.
 //!
-//! They lie in cells of the share's region, one for each few threads of a process, so that what is left of them when
-//! the process dies is known to whoever takes it back. A cell is one word: what is left and whether it was borrowed.
-//! It is charged before it is put there, and put back on the share's account after it was taken out, so a process that
-//! is killed in between leaves its share charged too much and never too little. Anybody may take from a cell at any
-//! time; whoever comes too late finds nothing in it.
+//! Leases lie in cells of the share's region, one cell for every few threads of a process. So when the
+//! process dies, whoever takes back its leases knows what is left of them. A cell is one word: what is left
+//! and whether it was borrowed. A lease is charged before it is put into a cell, and put back on the share's
+//! account after it was taken out; so a process that is killed in between leaves its share charged too much
+//! and never too little. Anybody may take from a cell at any time; whoever comes too late finds nothing in
+//! it.
 //!
-//! All leases of a share together are at most [`ALL_NS`]: each process holds no more than [`allowance_ns`] of their
-//! number. Who joins makes the others' allowance less, and takes from their cells what is beyond it.
+//! All leases of a share together are at most [`ALL_NS`]: each process holds at most [`allowance_ns`] for
+//! their number. A process that joins reduces the allowance of the others, and takes from their cells what is
+//! beyond it.
 
 use crate::rate::TRIES;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicI64, AtomicU64};
 
-/// What all leases of a share come to at the most, in nanoseconds of GPU time.
+/// The most that all leases of a share come to, in nanoseconds of GPU time.
 pub const ALL_NS: u64 = 50_000_000;
-/// What one process holds at the most.
+/// The most that one process holds in leases, in nanoseconds of GPU time.
 pub const MOST_NS: u64 = 4_000_000;
-/// Leases that it can hold at a time, at their longest.
+/// The number of leases of full length that a process can hold at a time.
 const PARTS: u64 = 4;
-/// The part of what a share has saved up that goes into a lease is one of so many.
+/// A lease is at most one in this many parts of what the share has saved up.
 const PARTS_OF_SAVED: u64 = 4;
-/// How long a lease is where nothing is saved up: a process that waits for each of its launches wakes too often.
+/// Length of a lease where nothing is saved up, in nanoseconds: a process that waits for each of its launches
+/// wakes too often.
 const SHORT_NS: u64 = 250_000;
 
-/// Processes that can hold leases: those in the region's first slots. Others pay each launch by itself.
+/// The number of processes that can hold leases: those in the region's first slots. Others pay for each
+/// launch by itself.
 pub const HOLDERS: usize = 64;
-/// Cells of a process.
+/// The number of cells of a process.
 pub const CELLS: usize = 16;
 
-/// What each of so many processes of a share may hold.
+/// Returns what each process of a share with `processes` processes may hold, in nanoseconds.
 pub const fn allowance_ns(processes: usize) -> u64 {
     let part = ALL_NS / if processes == 0 { 1 } else { processes as u64 };
     if part < MOST_NS { part } else { MOST_NS }
 }
 
-/// What a process may take beside what it holds.
+/// What a process may hold in leases, and what it holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
-    /// Its allowance; 0 = it takes no lease.
+    /// The process's allowance; 0 = it takes no lease.
     pub allowance_ns: u64,
-    /// What it holds.
+    /// GPU time that the process holds.
     pub held_ns: u64,
 }
 
 impl Room {
-    /// How long its next lease is, where its share has saved up so much GPU time beyond the launch.
+    /// Returns the length of the next lease where the share has saved up `saved_ns` of GPU time beyond the
+    /// launch.
     pub fn lease_ns(self, saved_ns: u64) -> u64 {
         let longest = self.allowance_ns / PARTS;
         let wanted = (saved_ns / PARTS_OF_SAVED).clamp(SHORT_NS.min(longest), longest);
         wanted.min(self.allowance_ns.saturating_sub(self.held_ns))
     }
 
-    /// Whether another lease of full length has no room.
+    /// Returns true if there is no room for another lease of full length.
     pub fn is_full(self) -> bool {
         self.held_ns.saturating_add(self.allowance_ns / PARTS) > self.allowance_ns
     }
@@ -61,26 +66,26 @@ impl Room {
 /// GPU time that was leased.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lease {
-    /// Nanoseconds.
+    /// Length in nanoseconds of GPU time.
     pub ns: u64,
-    /// Whether they were borrowed.
+    /// True if that time was borrowed.
     pub is_borrowed: bool,
 }
 
 impl Lease {
-    /// The lowest bit tells the kind.
+    /// Returns the lease as a cell's word; the lowest bit is the kind.
     fn word(self) -> i64 {
         i64::try_from(self.ns).unwrap_or(i64::MAX >> 1).min(i64::MAX >> 1) << 1 | i64::from(self.is_borrowed)
     }
 
-    /// Of a word that a tenant may have written: what cannot be is nothing.
+    /// Returns the lease in a word that a tenant may have written; an impossible word is an empty lease.
     fn of(word: i64) -> Self {
         let ns = (word >> 1).max(0).unsigned_abs();
         Self { ns: if ns > ALL_NS { 0 } else { ns }, is_borrowed: word & 1 != 0 }
     }
 }
 
-/// A cell, alone on its line of the cache.
+/// A cell, alone on its cache line.
 #[repr(C, align(64))]
 struct Cell {
     left: AtomicI64,
@@ -93,7 +98,7 @@ pub struct Purse {
     cells: [Cell; CELLS],
 }
 
-/// Words that the purses of a share take.
+/// The number of 64-bit words in the purses of a share.
 pub(crate) const WORDS: usize = HOLDERS * CELLS * 8;
 const _: () = assert!(size_of::<Purse>() * HOLDERS == 8 * WORDS);
 
@@ -104,7 +109,7 @@ impl Default for Purse {
 }
 
 impl Purse {
-    /// An empty one.
+    /// Returns an empty purse.
     pub const fn new() -> Self {
         Self {
             cells: [const { Cell { left: AtomicI64::new(0), reserved: [const { AtomicU64::new(0) }; 7] } };
@@ -112,13 +117,14 @@ impl Purse {
         }
     }
 
-    /// The cell of a thread, whose number is below [`crate::till::CELLS`].
+    /// Returns the cell of a thread, whose number is below [`crate::till::CELLS`].
     #[inline]
     fn cell(&self, cell: usize) -> Option<&AtomicI64> {
         self.cells.get(cell % CELLS).map(|cell| &cell.left)
     }
 
-    /// Takes `cost_ns` out of a cell, all or nothing. Tells whether it was borrowed.
+    /// Takes `cost_ns` out of a cell, all or nothing. Returns true if that time was borrowed, or `None` if
+    /// there was too little.
     #[inline]
     pub fn spend(&self, cell: usize, cost_ns: u64) -> Option<bool> {
         let left = self.cell(cell)?;
@@ -135,7 +141,8 @@ impl Purse {
         None
     }
 
-    /// Puts a lease into a cell; what of the other kind was in it is the caller's to give back.
+    /// Puts a lease into a cell. Returns time of the other kind that was in it, which the caller has to give
+    /// back.
     pub fn put(&self, cell: usize, lease: Lease) -> Lease {
         let Some(left) = self.cell(cell) else { return lease };
         let mut found = left.load(Relaxed);
@@ -151,8 +158,8 @@ impl Purse {
         lease
     }
 
-    /// Puts back what was just taken out of a cell, unless what is there now is of the other kind: then it is lost, which
-    /// is no more than one short launch, charged and not made.
+    /// Puts back what was just taken out of a cell. If time of the other kind is there now, what was taken is
+    /// lost: no more than one short launch, charged and not made.
     pub(crate) fn unspend(&self, cell: usize, lease: Lease) {
         let Some(left) = self.cell(cell) else { return };
         let mut found = left.load(Relaxed);
@@ -169,12 +176,13 @@ impl Purse {
         }
     }
 
-    /// Nanoseconds in all cells.
+    /// Returns the nanoseconds in all cells.
     pub fn held_ns(&self) -> u64 {
         self.cells.iter().map(|cell| Lease::of(cell.left.load(SeqCst)).ns).sum()
     }
 
-    /// Takes out what is beyond `most_ns`, of the share's own time and of borrowed time.
+    /// Takes out what is beyond `most_ns`. Returns the share's own time and the borrowed time that were
+    /// taken.
     pub fn trim(&self, most_ns: u64) -> [Lease; 2] {
         let mut taken = [Lease::default(), Lease { ns: 0, is_borrowed: true }];
         let mut beyond = self.held_ns().saturating_sub(most_ns);

@@ -1,40 +1,45 @@
-//! How bytes are charged, released and taken back from the dead.
+//! The account of memory: how bytes are charged, released and taken back from dead processes.
 //!
-//! The total and each slot's part of it are two places, and a process can be killed or stopped between
-//! writing one and the other. So every change is an *operation* with a number: its owner writes into the
-//! slot's spare entry what the slot will be charged, then one 128-bit compare and swap puts the new total and
-//! the operation's name into the header (from here on it has happened), then the slot's `recorded` follows,
-//! which makes the entry the valid one. Whoever wants to change the total next first records the operation
-//! that the header names. Hence:
+//! The total and each slot's part of it are in two places, and a process can be killed or stopped between
+//! writing one and writing the other. So every change is an *operation* with a number:
 //!
-//! - the account is exact after a kill at any single store: total = sum of the slots, plus the one
+//! - the owner writes into its slot's spare entry what the slot will be charged;
+//! - one 128-bit compare and swap puts the new total and the operation's name into the header: from here on
+//!   the operation has happened;
+//! - the slot's `recorded` follows, which makes the entry the valid one.
+//!
+//! Whoever wants to change the total next first records the operation that the header names. Hence:
+//!
+//! - the account is exact after a kill at any single store: the total is the sum of the slots, plus the one
 //!   operation named in the header if its slot does not show it yet;
-//! - nobody ever waits: a stopped process's operation is recorded by the others, and when it wakes up it
-//!   finds it done;
-//! - a stamp never repeats, so a compare and swap that is late by any time fails;
+//! - nobody ever waits: the others record a stopped process's operation, and when the process wakes up it
+//!   finds the operation done;
+//! - a stamp never repeats, so a compare and swap that comes late fails, however late it is;
 //! - an operation costs its owner one locked instruction.
 //!
-//! A tenant can write the region, so none of this is believed against what a process knows itself: callers hand in what
-//! they have charged by their own count (`held`). A slot that shows less than its owner knows, or a total below one of
-//! its parts, is damage: nothing is charged on it until [`mend`] has put the larger figures back. And every call ends: it
-//! looks again [`TRIES`] times at the most where others change what it reads.
+//! A tenant can write the region, so its content is never believed against what a process knows itself:
+//! callers pass in what they have charged by their own count (`held`). A slot that shows less than its owner
+//! knows, or a total below one of its parts, is damage: nothing is charged on it until [`mend`] has put the
+//! larger figures back. Every call ends: where others change what it reads, it looks again at most [`TRIES`]
+//! times.
 //!
-//! The functions take [`Cells`], so that tests can stop, kill and interleave at every access.
+//! The functions take [`Cells`], so that tests can stop, kill and interleave processes at every access.
 
 use crate::region::{Pair, Region, SLOT_COUNT, SlotState, generation};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 const SEQ_BITS: u32 = 48;
 const SEQ_MASK: u64 = (1 << SEQ_BITS) - 1;
-/// No slot has made so many operations: a million a second would take nine years.
+/// The highest number of an operation that is believed. No slot has made so many: a million a second would
+/// take nine years.
 const SEQ_MOST: u64 = SEQ_MASK - 16;
 
-/// How often one call looks again because others have changed what it was reading. Each time one of them has got on, so
-/// a thousand processes that only charge and release do not bring it about; who scribbles into the region all the while
-/// does, within milliseconds.
+/// The number of times that one call looks again because others have changed what it was reading. Each time,
+/// one of the others has made progress, so even a thousand processes that only charge and release do not
+/// reach this number. A process that writes into the region all the while does, within milliseconds.
 pub const TRIES: u32 = 20_000;
 
-/// The right to look again so many times.
+/// The number of times that a call may still look again.
 struct Tries(u32);
 
 impl Tries {
@@ -47,53 +52,53 @@ impl Tries {
 /// A word of the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// Bytes charged by all.
+    /// Bytes charged by all slots.
     Total,
-    /// The last operation.
+    /// The last operation: its slot and its number.
     Op,
-    /// Bytes charged to a slot after the operations with even or odd numbers: `Entry(slot, number % 2)`.
+    /// Bytes charged to a slot after its operations with even or odd numbers: `Entry(slot, number % 2)`.
     Entry(usize, usize),
-    /// Number of the operation that an entry belongs to.
+    /// The number of the operation that an entry belongs to.
     EntrySeq(usize, usize),
-    /// Number of a slot's last operation that is known to have happened.
+    /// The number of a slot's last operation that is known to have happened.
     Recorded(usize),
-    /// State of a slot.
+    /// The state of a slot.
     State(usize),
-    /// When a slot's owner was found dead.
+    /// The time at which a slot's owner was found dead, in milliseconds of the monotonic clock.
     DeadSince(usize),
 }
 
 /// Two words that change together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PairOf {
-    /// [`Word::Total`] and [`Word::Op`].
+    /// The pair of [`Word::Total`] and [`Word::Op`].
     Total,
-    /// [`Word::Entry`] and [`Word::EntrySeq`].
+    /// The pair of [`Word::Entry`] and [`Word::EntrySeq`].
     Entry(usize, usize),
 }
 
 /// Shared memory, one atomic access at a time.
 pub trait Cells {
-    /// Number of slots.
+    /// Returns the number of slots.
     fn slots(&self) -> usize;
     /// Loads a word (acquire).
     fn load(&self, word: Word) -> u64;
     /// Stores a word (release).
     fn store(&self, word: Word, value: u64);
-    /// Compares and swaps a word.
+    /// Compares and swaps a word; returns true if it was swapped.
     fn swap(&self, word: Word, old: u64, new: u64) -> bool;
-    /// Compares and swaps a pair.
+    /// Compares and swaps a pair; returns true if it was swapped.
     fn swap_pair(&self, pair: PairOf, old: (u64, u64), new: (u64, u64)) -> bool;
 }
 
 /// Why an operation did not happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LedgerError {
-    /// The charge would exceed the limit; the total as it was found.
+    /// The charge would exceed the limit. Holds the total that was found.
     Refused(u64),
-    /// A value in the region cannot be. Nothing is charged on top of it.
+    /// A value in the region is impossible. Nothing is charged on top of it.
     Corrupt,
-    /// What had to be read changed [`TRIES`] times meanwhile.
+    /// The words that the call had to read changed [`TRIES`] times meanwhile.
     Busy,
 }
 
@@ -122,7 +127,7 @@ fn parity(seq: u64) -> usize {
     (seq % 2) as usize
 }
 
-/// What a slot is charged, and the number of its last recorded operation.
+/// Returns the bytes that a slot is charged and the number of its last recorded operation.
 fn read_charged(cells: &impl Cells, slot: usize, tries: &mut Tries) -> Result<(u64, u64)> {
     loop {
         let recorded = cells.load(Word::Recorded(slot));
@@ -137,7 +142,7 @@ fn read_charged(cells: &impl Cells, slot: usize, tries: &mut Tries) -> Result<(u
     }
 }
 
-/// Records operation `seq` of `slot`, which the header names or named, if that is not done yet.
+/// Records operation `seq` of `slot`, which the header names or has named, if that is not done yet.
 fn record(cells: &impl Cells, slot: usize, seq: u64, tries: &mut Tries) -> Result<()> {
     loop {
         let recorded = cells.load(Word::Recorded(slot));
@@ -164,7 +169,8 @@ fn settle(cells: &impl Cells, tries: &mut Tries) -> Result<(u64, u64)> {
     Ok(found)
 }
 
-/// The header, settled, and what the slot is charged, neither of which is less than its parts.
+/// Settles the header; returns its pair and the slot's charged bytes and last operation. The total is checked
+/// to be no less than the slot's charge, and that to be no less than `held`.
 fn read_sound(
     cells: &impl Cells,
     slot: usize,
@@ -178,15 +184,16 @@ fn read_sound(
     if is_sound { Ok((found, charged)) } else { Err(LedgerError::Corrupt) }
 }
 
-/// Changes what `slot` is charged by `delta` (two's complement) and returns the new total. With a limit, a
-/// growth that would exceed it is refused. The caller owns the slot, and makes one operation at a time.
+/// Changes what `slot` is charged by `delta` bytes (two's complement) and returns the new total. With a
+/// limit, a growth that would exceed it is refused. The caller owns the slot and makes one operation at a
+/// time.
 fn change(cells: &impl Cells, slot: usize, held: u64, delta: u64, limit: Option<u64>) -> Result<u64> {
     let mut tries = Tries(TRIES);
     let (found, charged) = read_sound(cells, slot, held, &mut tries)?;
     change_from(cells, slot, found, charged, delta, limit, &mut tries)
 }
 
-/// The same, of a header that was found settled, and what the slot was charged then.
+/// Does what [`change`] does, from a header that was found settled and the slot's charge at that time.
 fn change_from(
     cells: &impl Cells,
     slot: usize,
@@ -210,7 +217,7 @@ fn change_from(
             return Err(LedgerError::Refused(found.0));
         }
         if cells.swap_pair(PairOf::Total, found, (total, op_word(slot, seq))) {
-            // Others may have recorded it already, and nobody goes beyond it but us.
+            // Others may have recorded it already, and only the slot's owner goes beyond it.
             cells.store(Word::Recorded(slot), seq);
             return Ok(total);
         }
@@ -228,8 +235,8 @@ fn announce(cells: &impl Cells, slot: usize, seq: u64, after: u64) {
     cells.store(Word::EntrySeq(slot, parity(seq)), seq);
 }
 
-/// Charges `bytes` to `slot`, to which the caller has charged `held` so far, if the total stays within `limit`. Returns
-/// the new total.
+/// Charges `bytes` to `slot` if the total stays within `limit`, and returns the new total. `held` is what the
+/// caller has charged to the slot so far.
 pub fn charge(cells: &impl Cells, slot: usize, held: u64, bytes: u64, limit: u64) -> Result<u64> {
     if bytes > i64::MAX as u64 {
         return Err(LedgerError::Refused(cells.load(Word::Total)));
@@ -237,7 +244,7 @@ pub fn charge(cells: &impl Cells, slot: usize, held: u64, bytes: u64, limit: u64
     change(cells, slot, held, bytes, Some(limit))
 }
 
-/// Charges `bytes` to `slot` whatever the limit says: for memory that exists already.
+/// Charges `bytes` to `slot` whatever the limit is, for memory that exists already. Returns the new total.
 pub fn charge_forced(cells: &impl Cells, slot: usize, held: u64, bytes: u64) -> Result<u64> {
     if bytes > i64::MAX as u64 {
         return Err(LedgerError::Corrupt);
@@ -245,7 +252,8 @@ pub fn charge_forced(cells: &impl Cells, slot: usize, held: u64, bytes: u64) -> 
     change(cells, slot, held, bytes, None)
 }
 
-/// Charges as much of `bytes` to `slot` as the limit leaves room for; returns how much that was.
+/// Charges as much of `bytes` to `slot` as the limit leaves room for, and returns the number of bytes
+/// charged.
 pub fn charge_up_to(cells: &impl Cells, slot: usize, held: u64, bytes: u64, limit: u64) -> Result<u64> {
     let mut tries = Tries(TRIES);
     loop {
@@ -261,7 +269,7 @@ pub fn charge_up_to(cells: &impl Cells, slot: usize, held: u64, bytes: u64, limi
     }
 }
 
-/// Releases `bytes` of what `slot` is charged, at most all of it. Returns the new total.
+/// Releases `bytes` of the slot's charge, at most all of it, and returns the new total.
 pub fn release(cells: &impl Cells, slot: usize, held: u64, bytes: u64) -> Result<u64> {
     let mut tries = Tries(TRIES);
     let (found, charged) = read_sound(cells, slot, held, &mut tries)?;
@@ -275,11 +283,11 @@ pub fn release(cells: &impl Cells, slot: usize, held: u64, bytes: u64) -> Result
     change_from(cells, slot, found, charged, bytes.wrapping_neg(), None, &mut tries)
 }
 
-/// Compares the slot with what its owner holds, and the total with the sum of the slots; where either is less, it
-/// becomes as much. Returns whether that was so: somebody has written into the region. A total above the sum stays, as
-/// what is missing may be another slot's.
+/// Compares the slot with what its owner holds, and the total with the sum of the slots, and raises whichever
+/// is too low. Returns true if one was: somebody has written into the region. A total above the sum is left
+/// as it is, because what is missing may be another slot's.
 ///
-/// In a sound region the sum is the total: it is taken while the header stays as it was found, settled.
+/// In a sound region the sum equals the total: the sum is taken while the header stays settled and unchanged.
 pub fn mend(cells: &impl Cells, slot: usize, held: u64) -> Result<bool> {
     let mut tries = Tries(TRIES);
     loop {
@@ -306,7 +314,7 @@ pub fn mend(cells: &impl Cells, slot: usize, held: u64) -> Result<bool> {
     }
 }
 
-/// What a slot shows that it is charged; the larger entry where it cannot be told.
+/// Returns the bytes that a slot shows as its charge; the larger entry if the valid one cannot be told.
 fn shown(cells: &impl Cells, slot: usize, tries: &mut Tries) -> Result<u64> {
     match read_charged(cells, slot, tries) {
         Ok((bytes, _)) => Ok(bytes),
@@ -317,18 +325,19 @@ fn shown(cells: &impl Cells, slot: usize, tries: &mut Tries) -> Result<u64> {
     }
 }
 
-/// Bytes charged to a slot, as far as is recorded; 0 if the region is corrupt.
+/// Returns the bytes charged to a slot, as far as recorded; 0 if the region is corrupt.
 pub fn charged(cells: &impl Cells, slot: usize) -> u64 {
     read_charged(cells, slot, &mut Tries(TRIES)).map_or(0, |charged| charged.0)
 }
 
-/// Bytes charged by all slots.
+/// Returns the bytes charged by all slots.
 pub fn total(cells: &impl Cells) -> u64 {
     cells.load(Word::Total)
 }
 
 /// Makes a free slot the caller's. The caller holds the slot's lock and has written the slot's identity.
-/// Returns the state word that stays there as long as the slot is the caller's.
+/// Returns the state word that stays in the slot as long as it is the caller's, or `None` if the slot was not
+/// free.
 pub fn attach(cells: &impl Cells, slot: usize) -> Option<u64> {
     let found = cells.load(Word::State(slot));
     if SlotState::of(found) != Some(SlotState::Free) || charged(cells, slot) != 0 {
@@ -339,7 +348,8 @@ pub fn attach(cells: &impl Cells, slot: usize) -> Option<u64> {
     cells.swap(Word::State(slot), found, mine).then_some(mine)
 }
 
-/// Records that the owner of `slot`, as seen in the state word `found`, is dead. `now_ms` is not 0.
+/// Records that the owner of `slot`, as seen in the state word `found`, is dead. Returns true if this call
+/// recorded it. `now_ms` is not 0.
 pub fn mark_dead(cells: &impl Cells, slot: usize, found: u64, now_ms: u64) -> bool {
     if SlotState::of(found) != Some(SlotState::Live) {
         return false;
@@ -351,7 +361,8 @@ pub fn mark_dead(cells: &impl Cells, slot: usize, found: u64, now_ms: u64) -> bo
     marked
 }
 
-/// When the owner of a dead slot was found dead; noted as `now_ms` if who found it died before noting.
+/// Returns the time at which the owner of a dead slot was found dead. If the process that found it died
+/// before it noted the time, that time becomes `now_ms`.
 pub fn dead_since(cells: &impl Cells, slot: usize, now_ms: u64) -> u64 {
     match cells.load(Word::DeadSince(slot)) {
         0 => {
@@ -362,19 +373,20 @@ pub fn dead_since(cells: &impl Cells, slot: usize, now_ms: u64) -> u64 {
     }
 }
 
-/// Takes back the bytes of a dead slot and frees it. Any number of processes may do it at once. Returns the
-/// bytes that this call took back.
+/// Takes back the bytes of a dead slot and frees the slot. Any number of processes may do this at once.
+/// Returns the number of bytes that this call took back.
 pub fn reap(cells: &impl Cells, slot: usize) -> Result<u64> {
     reap_to(cells, slot, 0)
 }
 
-/// The same but for `keep` bytes, which others still use: as long as there are any, the slot stays dead and charged.
+/// Does what [`reap`] does, but leaves `keep` bytes, which others still use: as long as there are any, the
+/// slot stays dead and charged.
 pub fn reap_to(cells: &impl Cells, slot: usize, keep: u64) -> Result<u64> {
     reap_seen(cells, slot, cells.load(Word::State(slot)), keep)
 }
 
-/// The same of the owner that was seen dead in the state word `state`, and nobody else: what was found out of it says
-/// nothing of who had the slot later.
+/// Does what [`reap_to`] does, but only for the owner that was seen dead in the state word `state`: what was
+/// found out about that owner says nothing about a later owner of the slot.
 pub fn reap_seen(cells: &impl Cells, slot: usize, state: u64, keep: u64) -> Result<u64> {
     if SlotState::of(state) != Some(SlotState::Dead) {
         return Ok(0);
@@ -462,7 +474,7 @@ impl Cells for Region {
 }
 
 impl Pair {
-    /// Compares and swaps both words as one, with full ordering.
+    /// Compares and swaps both words as one, with full ordering; returns true if they were swapped.
     #[inline]
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     #[allow(unsafe_code, reason = "Rust has no stable 128-bit atomic")]
@@ -489,7 +501,7 @@ impl Pair {
         done != 0
     }
 
-    /// Compares and swaps both words as one, with full ordering.
+    /// Compares and swaps both words as one, with full ordering; returns true if they were swapped.
     #[inline]
     #[cfg(all(target_arch = "aarch64", not(miri)))]
     #[allow(unsafe_code, reason = "Rust has no stable 128-bit atomic")]
@@ -525,7 +537,8 @@ impl Pair {
         failed == 0
     }
 
-    /// Compares and swaps both words as one; only those who do the same see them as one. Miri knows no assembly.
+    /// Compares and swaps both words; only callers of this function see them as one. Miri cannot run
+    /// assembly.
     #[cfg(miri)]
     pub fn compare_exchange(&self, old: (u64, u64), new: (u64, u64)) -> bool {
         use core::sync::atomic::AtomicBool;

@@ -1,15 +1,15 @@
-//! What the node agent and the limiter agree on: the quota file that the agent writes, and the region in
+//! What the node agent and the limiter agree on: the quota file, which the agent writes, and the region, in
 //! which all processes of a claim's share keep their account.
 //!
 //! The crate has no dependency and no allocator, because the limiter links it into every CUDA process. It
-//! never does I/O and never reads a clock; callers hand in bytes, mapped memory and times.
+//! does no I/O and reads no clock; callers pass in bytes, mapped memory and times.
 //!
 //! Invariants:
-//! - a quota that does not decode is never a larger quota: every doubt is an error;
-//! - the region's total is never the truth alone: [`ledger`] says how the account is rebuilt from what a
+//! - a quota that does not decode is never read as a larger quota: every doubt is an error;
+//! - the region's total alone is never trusted: [`ledger`] says how the account is rebuilt from what a
 //!   process left behind when it died after any single store;
-//! - a launch goes only where the region and the process's own account ([`own`]) both let it: the region can be written by
-//!   every process of the share, so alone it lifts no limit of time.
+//! - a launch goes only where both the region and the process's own account ([`own`]) allow it: every process
+//!   of the share can write the region, so the region alone lifts no limit of time.
 //!
 //! Start reading at [`QuotaFile`], then [`region`], then [`ledger`] for memory, [`pacer`] for GPU time.
 

@@ -1,49 +1,52 @@
-//! Who of a share's processes is next when the gate opens.
+//! The line of a share's processes that wait at the gate: it says which one is next when the gate opens.
 //!
-//! All that were told to wait have the same time to come back at, and the one that has just launched is always there
-//! first. So each notes since when it waits, and who finds somebody that waits longer lets him pass, for [`GRACE_NS`] of
-//! the gate being open at the most. Nobody waits for who does not come: a process that was killed or stopped is passed
-//! by after that, and is out of the line when it has not asked for [`FRESH_NS`].
+//! All processes that were told to wait have the same time to come back at, and the one that has just
+//! launched is always there first. So each process notes since when it waits, and a process that finds
+//! another that has waited longer lets it pass, for at most [`GRACE_NS`] after the gate has opened. Nobody
+//! waits for a process that does not come: one that was killed or stopped is passed by after that time, and
+//! is out of the line when it has not asked for [`FRESH_NS`].
 //!
-//! Only hints: each word is one process's own, and a lost or forged one costs a share of its own GPU time, a grace each
-//! launch, and never more than its quota.
+//! The line holds only hints. Each word is one process's own, and a lost or forged one costs a share a grace
+//! of its own GPU time at each launch, and never gives more than its quota.
 
 use crate::region::SLOT_COUNT;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// How long an open gate is left to those who wait longer. Far more than it takes a sleeper to wake.
+/// Time for which an open gate is left to those who wait longer, in nanoseconds. It is far more than a
+/// sleeper needs to wake.
 pub const GRACE_NS: u64 = 1_000_000;
-/// When who has let somebody pass asks again.
+/// Time after which a process that has let another pass asks again, in nanoseconds.
 pub const STEP_NS: u64 = 100_000;
-/// Who has not asked for so long does not wait: a few of the longest sleeps.
+/// Time without a request after which a process no longer counts as waiting, in nanoseconds: a few of the
+/// longest sleeps.
 const FRESH_NS: u64 = 15_000_000;
 
 const WORDS: usize = SLOT_COUNT / 64;
 
-/// A process's place, by its slot.
+/// The place of one process; indexed by slot.
 #[repr(C)]
 struct Place {
-    /// Nanoseconds of the monotonic clock; 0 = it does not wait.
+    /// The time since which the process waits, in nanoseconds of the monotonic clock; 0 = it does not wait.
     since_ns: AtomicU64,
-    /// When it asked last.
+    /// The time of its last request.
     asked_ns: AtomicU64,
 }
 
-/// The line of one share; zeros are an empty one.
+/// The line of one share; a line of zeros is empty.
 #[repr(C)]
 pub struct Line {
-    /// A bit for each process that may wait.
+    /// One bit for each process that may wait.
     waiting: [AtomicU64; WORDS],
     places: [Place; SLOT_COUNT],
 }
 
-/// Words that a line takes.
+/// The number of 64-bit words in a line.
 pub(crate) const LINE_WORDS: usize = WORDS + 2 * SLOT_COUNT;
 const _: () = assert!(size_of::<Line>() == 8 * LINE_WORDS);
 
 impl Line {
-    /// Nobody waits.
+    /// Returns an empty line.
     pub(crate) const fn new() -> Self {
         Self {
             waiting: [const { AtomicU64::new(0) }; WORDS],
@@ -52,7 +55,7 @@ impl Line {
         }
     }
 
-    /// Since when a process waits; now, if it did not.
+    /// Returns the time since which a process waits; `now_ns` if it does not wait.
     fn since(&self, slot: usize, now_ns: u64) -> u64 {
         let Some(place) = self.places.get(slot) else { return now_ns };
         let since = place.since_ns.load(Relaxed);
@@ -60,7 +63,7 @@ impl Line {
         if since > 0 && since < now_ns && is_fresh { since } else { now_ns }
     }
 
-    /// Whether somebody else has waited longer and will ask soon.
+    /// Returns true if another process has waited longer and will ask soon.
     pub(crate) fn is_behind(&self, slot: usize, now_ns: u64) -> bool {
         let mine = self.since(slot, now_ns);
         self.waiting.iter().enumerate().any(|(at, word)| {
@@ -76,7 +79,7 @@ impl Line {
         })
     }
 
-    /// A process was told to wait.
+    /// Notes that a process was told to wait.
     pub(crate) fn wait(&self, slot: usize, now_ns: u64) {
         let Some(place) = self.places.get(slot) else { return };
         place.since_ns.store(self.since(slot, now_ns), Relaxed);
@@ -88,7 +91,7 @@ impl Line {
         }
     }
 
-    /// It may go.
+    /// Takes a process out of the line: it may go.
     pub(crate) fn leave(&self, slot: usize) {
         if let Some((word, bit)) = self.bit(slot)
             && word.load(Relaxed) & bit != 0
@@ -105,7 +108,7 @@ impl Line {
     }
 }
 
-/// Whether an instant was at most so long ago.
+/// Returns true if an instant was less than `most_ns` ago.
 pub(crate) fn is_within(then_ns: u64, now_ns: u64, most_ns: u64) -> bool {
     now_ns.checked_sub(then_ns).is_some_and(|ago| ago < most_ns)
 }

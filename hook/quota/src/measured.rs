@@ -1,49 +1,52 @@
 //! What the driver counts for each process of a share, as the node agent measured it.
 //!
-//! A file beside the quota file, replaced by rename at each look of the agent. In a container NVML may name
-//! processes by their pids on the node, or none; the agent sees both and says who is who. Header (magic, when,
-//! until when), one record a process, checksum over all before it.
+//! It is a file beside the quota file, replaced by rename at each look of the agent. In a container NVML may
+//! name processes by their pids on the node, or none; the agent sees both and says which is which. The file
+//! has a header (magic, time of the look, end of validity, number of processes), one record for each process,
+//! and a checksum over everything before it.
 
-/// Most processes in one file.
+/// The most processes in one file.
 pub const MOST_MEASURED: usize = 512;
 
-/// Size of a file without processes.
+/// Size of a file without processes, in bytes.
 pub const EMPTY_SIZE: usize = 40;
 
-/// Size of one process.
+/// Size of the record of one process, in bytes.
 pub const RECORD_SIZE: usize = 48;
 
-/// Size of the largest file.
+/// Size of the largest file, in bytes.
 pub const MOST_SIZE: usize = EMPTY_SIZE + MOST_MEASURED * RECORD_SIZE;
 
-/// The last byte is the layout's version.
+/// Magic bytes; the last one is the layout's version.
 const MAGIC: [u8; 8] = *b"ALQMEAS1";
 
-/// Which process: ids of pid namespaces are used again at once, so the start counts too.
+/// The identity of a process. The start counts too, because ids of pid namespaces are reused at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Identity {
-    /// Inode of its pid namespace.
+    /// Inode of the process's pid namespace.
     pub pid_namespace: u64,
-    /// Start in clock ticks since boot.
+    /// Start of the process in clock ticks since boot.
     pub start_time: u64,
-    /// Its pid there.
+    /// Pid of the process in that namespace.
     pub pid: u32,
 }
 
 /// One process of a share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Process {
-    /// Which.
+    /// The process's identity.
     pub identity: Identity,
-    /// Its pid on the node.
+    /// Pid of the process on the node.
     pub host_pid: u32,
-    /// Bytes that the driver counts; [`u64::MAX`] where it does not.
+    /// Bytes that the driver counts for the process; [`u64::MAX`] where it counts none.
     pub bytes: u64,
-    /// Least and most bytes that its account showed as allocations about that moment; [`u64::MAX`] if it has none.
+    /// The least and the most bytes that its account showed as allocations around that moment; [`u64::MAX`]
+    /// if it has no account.
     pub counted_bytes: [u64; 2],
 }
 
-/// Writes a file's content into `out`; how many bytes it takes. Processes beyond [`MOST_MEASURED`] are left out.
+/// Writes the content of a file into `out` and returns its size in bytes. Processes beyond [`MOST_MEASURED`]
+/// are left out.
 pub fn encode(taken_ns: u64, valid_until_ns: u64, processes: &[Process], out: &mut [u8; MOST_SIZE]) -> usize {
     let processes = processes.get(..MOST_MEASURED).unwrap_or(processes);
     let size = EMPTY_SIZE + processes.len() * RECORD_SIZE;
@@ -72,18 +75,18 @@ pub fn encode(taken_ns: u64, valid_until_ns: u64, processes: &[Process], out: &m
     size
 }
 
-/// A file's content.
+/// The content of a file.
 #[derive(Clone, Copy)]
 pub struct Measured<'a> {
-    /// When the driver was asked, in nanoseconds of the monotonic clock.
+    /// The time at which the driver was asked, in nanoseconds of the monotonic clock.
     pub taken_ns: u64,
-    /// From then on it says nothing.
+    /// The time from which on the file says nothing.
     pub valid_until_ns: u64,
     records: &'a [u8],
 }
 
 impl<'a> Measured<'a> {
-    /// Reads a file's content; `None` for anything else than a whole file of this layout.
+    /// Reads the content of a file; returns `None` for anything other than a whole file of this layout.
     pub fn decode(bytes: &'a [u8]) -> Option<Self> {
         let word = |at: usize| bytes.get(at * 8..at * 8 + 8)?.try_into().ok().map(u64::from_le_bytes);
         if !bytes.starts_with(&MAGIC) {
@@ -97,12 +100,12 @@ impl<'a> Measured<'a> {
         Some(Self { taken_ns: word(1)?, valid_until_ns: word(2)?, records: bytes.get(32..size - 8)? })
     }
 
-    /// Whether it says something at this moment.
+    /// Returns true if the file is valid at this moment.
     pub const fn is_fresh(&self, now_ns: u64) -> bool {
         self.taken_ns <= now_ns && now_ns < self.valid_until_ns
     }
 
-    /// The processes.
+    /// Returns the processes in the file.
     pub fn processes(&self) -> impl Iterator<Item = Process> + use<'a> {
         self.records.chunks_exact(RECORD_SIZE).map(|record| {
             let word = |at: usize| {

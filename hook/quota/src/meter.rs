@@ -1,15 +1,18 @@
-//! The learner: what a launch will cost, which launches are timed, and what timed ones really took.
+//! The learner: it says what a launch will cost, which launches are timed, and what timed launches really
+//! took.
 //!
 //! Launches are known by a key (function and grid, or graph, and context). A key's first launches are charged
-//! [`PRIOR_NS`], and more while they run unmeasured; then what was measured. Launches of [`LONG_NS`] and more
-//! are all timed, as far as there are places. Shorter ones are timed now and then in a *window*: one pair of
-//! events around some tens of launches on each stream; the costs of all keys in it are corrected together.
+//! [`PRIOR_NS`], and more while they run unmeasured; later ones are charged what was measured. Launches of
+//! [`LONG_NS`] and more are all timed, as far as there are places. Shorter ones are timed now and then in a
+//! *window*: one pair of events around some tens of launches on each stream. The costs of all keys in a
+//! window are corrected together.
 //!
-//! A pair of events tells time on the wall, in which other streams of the process had their kernels and other
-//! processes their slices. What was charged for one stream is not charged for another ([`crate::spans`]); what
-//! the slices of others took is the caller's `factor`, the part of the measured time that was the process's own.
+//! A pair of events tells wall time, in which other streams of the process had their kernels and other
+//! processes their slices. What was charged for one stream is not charged for another ([`crate::spans`]).
+//! What the slices of other processes took is left out by the caller's [`Others`], which tell the part of the
+//! measured time that was the process's own.
 //!
-//! Driver calls are the caller's: events are known here by number.
+//! The caller makes the driver calls; in this module events are known by number.
 
 mod learn;
 mod types;
@@ -21,52 +24,58 @@ use types::{Cost, NO_COST, Single, Window};
 
 /// GPU time that a launch of an unknown key is charged, in nanoseconds.
 pub const PRIOR_NS: u64 = 2_000_000;
-/// What further launches of the key are charged until the first is measured, and each one that cannot be.
+/// GPU time that further launches of the key are charged until the first is measured, and each launch that
+/// cannot be measured, in nanoseconds.
 const DOUBTFUL_NS: u64 = 50_000_000;
-/// Launches of this many nanoseconds are timed one by one: a pair of events costs some microseconds.
+/// The shortest launch that is timed by itself, in nanoseconds: a pair of events costs some microseconds.
 pub const LONG_NS: u64 = 400_000;
-/// Launches that can be timed one by one at the same time.
+/// The number of launches that can be timed one by one at the same time.
 pub const PLACES: usize = 64;
-/// Windows: one may be open while another waits for the GPU.
+/// The number of windows: one may be open while another waits for the GPU.
 const WINDOWS: usize = 2;
-/// Streams of a window.
+/// The most streams of a window.
 pub const STREAMS: usize = 8;
-/// Keys that a window corrects.
+/// The most keys that a window corrects.
 const MIXED: usize = 8;
-/// Events that the caller may be asked to record: a pair for each place and each stream of a window, and one
-/// that the newest measurement ends with.
+/// The number of events that the caller may be asked to record: a pair for each place and each stream of a
+/// window, and one that the newest measurement ends with.
 pub const EVENTS: usize = 2 * PLACES + 2 * STREAMS * WINDOWS + 1;
-/// Launches of a window, or GPU time of at least two: short against a slice, so that most are without another's.
+/// A window ends after this many launches, or after the GPU time below with at least two: short against a
+/// slice, so that most windows have no other process's slice in them.
 const WINDOW: u32 = 32;
 const WINDOW_NS: u64 = 200_000;
-/// Windows in a row that must be long before costs are believed to have risen, where others have slices.
+/// The number of windows in a row that must be long before costs are believed to have risen, where others
+/// have slices.
 const BELIEVED: u32 = 64;
-/// GPU time between windows: at first, and once costs are known. Few launches cost many nanoseconds each.
+/// GPU time between windows, in nanoseconds: at first, and once costs are known. Few launches cost many
+/// nanoseconds each.
 const SOON_NS: u64 = 250_000;
 const LATER_NS: u64 = 10_000_000;
-/// How many times as long as before a launch is that is taken to be other work.
+/// A launch this many times as long as before is taken to be other work.
 const OTHER_WORK: u64 = 4;
-/// Delicate launches of which one is timed.
+/// One in this many delicate launches is timed.
 const SELDOM: u32 = 64;
-/// Launches timed one by one before windows are tried again, where the GPU waits for the host.
+/// The number of launches timed one by one before windows are tried again, where the GPU waits for the host.
 const SPARSE: u32 = 16;
-/// How many launches in a row are not timed because others are before them: a GPU that is never idle is measured, too.
+/// The most launches in a row that are not timed because others are before them: so a GPU that is never idle
+/// is measured, too.
 const PUT_OFF: u32 = 256;
-/// Keys that are remembered; a new one takes the place of an old one where there is no other.
+/// The number of keys that are remembered; where there is no room, a new key replaces an old one.
 const KEYS: usize = 1024;
-/// Places of the table in which a key can be.
+/// The number of places in the table in which a key can be.
 const REACH: usize = 8;
-/// How late the end of a launch may be seen.
+/// How late the end of a launch may be seen, in nanoseconds.
 const LATE_NS: u64 = 6_000_000;
 /// Inverse of the weight that a measurement has in the end.
 const LEAST_WEIGHT: u32 = 16;
-/// All measurements, and how many of them have to be without others' slices for those to count alone.
+/// The count for all measurements, and how much of it has to be without others' slices for those to count
+/// alone.
 const CLEAN_ALL: u32 = 4096;
 const CLEAN_ENOUGH: u32 = CLEAN_ALL / 5;
 const CLEAN_FIRST: u32 = CLEAN_ALL / 2;
-/// Part of its usual length by which it may be unknown when a launch began.
+/// When a launch began may be unknown by one in this many parts of its usual length.
 const VAGUE: i64 = 16;
-/// No launch costs less than this many nanoseconds.
+/// The least that a launch costs, in nanoseconds.
 const LEAST_NS: u64 = 200;
 
 /// The learner of one process.
@@ -75,28 +84,29 @@ pub struct Meter {
     singles: [Option<Single>; PLACES],
     windows: [Option<Window>; WINDOWS],
     spans: Spans,
-    /// Event at which `spans` has its zero, and its context.
+    /// The event at which `spans` has its zero, and its context.
     reference: Option<(usize, u64)>,
-    /// When that was on the host's clock: no later than events showed so far.
+    /// The time of that event on the host's clock: no later than events showed so far.
     zero_ns: i64,
-    /// By how much it was moved last.
+    /// By how much the reference was moved last.
     latest: i64,
     events: [bool; EVENTS],
     order: u64,
-    /// GPU time of short launches since the last window, and when the next one is due.
+    /// GPU time of short launches since the last window, and the GPU time after which the next one is due.
     since_ns: u64,
     due_ns: u64,
-    /// Launches to time one by one because windows showed nothing.
+    /// The number of launches still to be timed one by one because windows showed nothing.
     sparse: u32,
-    /// Until when short launches that were shown keep the GPU busy by what they are charged, the stream of the last one,
-    /// and how often timing was put off because of them.
+    /// The time until which the short launches that were shown keep the GPU busy, by their charges; the
+    /// stream of the last one; and how often timing was put off because of them.
     busy_until_ns: u64,
     last_stream: u64,
     put_off: u32,
-    /// How long launches take the host, rather too little.
+    /// Time that launches take the host, rather too little, in nanoseconds.
     call_ns: u64,
     calls: u32,
-    /// Windows in a row that took much longer than charged, and the shortest of them, in thousandths of that.
+    /// The number of windows in a row that took much longer than charged, and the shortest of them, in
+    /// thousandths of the charge.
     long: u32,
     least_permille: u64,
 }
@@ -108,7 +118,7 @@ impl Default for Meter {
 }
 
 impl Meter {
-    /// Knows nothing.
+    /// Returns a learner that knows nothing.
     pub const fn new() -> Self {
         Self {
             costs: [NO_COST; KEYS],
@@ -137,7 +147,7 @@ impl Meter {
         (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize
     }
 
-    /// What the log knows a key by.
+    /// Returns the number by which the log knows a key.
     fn short_key(key: u64) -> u32 {
         Self::home(key) as u32 & 0xff_ffff
     }
@@ -150,7 +160,7 @@ impl Meter {
         self.costs.get_mut(at)
     }
 
-    /// What a launch of `key` that is made now is charged.
+    /// Returns what a launch of `key` that is made now is charged.
     pub fn predict(&mut self, key: u64, now_ns: u64) -> Prediction {
         if let Some(cost) = self.find(key).copied() {
             // Work that has changed may take as long as it has run unmeasured.
@@ -168,7 +178,8 @@ impl Meter {
         Prediction { cost_ns, is_known: false, is_short: false }
     }
 
-    /// The same for a launch that cannot be timed: nobody will ever know how long an unknown one took.
+    /// Does what [`Meter::predict`] does for a launch that cannot be timed: nobody will ever know how long an
+    /// unknown one took.
     pub fn predict_untimed(&mut self, key: u64, now_ns: u64) -> Prediction {
         let prediction = self.predict(key, now_ns);
         match prediction.is_known {
@@ -177,12 +188,13 @@ impl Meter {
         }
     }
 
-    /// What launches of `key` cost if they need not be shown to the learner one by one, otherwise 0.
+    /// Returns the cost of launches of `key` that need not be shown to the learner one by one; 0 if they have
+    /// to be.
     pub fn routine(&mut self, key: u64) -> u64 {
         self.find(key).filter(|cost| cost.is_short()).map_or(0, |cost| cost.estimate_ns)
     }
 
-    /// Short launches for so much GPU time went by unseen.
+    /// Notes that short launches for `ns` of GPU time went by unseen.
     pub fn passed(&mut self, ns: u64) {
         self.since_ns = self.since_ns.saturating_add(ns);
     }
@@ -208,12 +220,14 @@ impl Meter {
         self.plan(launch, account, charged_ns, now_ns, true)
     }
 
-    /// Wall time that launches of a key take on average beside the process's others, as far as they were timed.
+    /// Returns the wall time that launches of a key add on average to the process's others, as far as they
+    /// were timed.
     pub fn usual_wall_ns(&mut self, key: u64) -> u64 {
         self.find(key).map_or(0, |cost| cost.wall_ns)
     }
 
-    /// The same where no events may be recorded on other streams: short ones are timed one by one, now and then.
+    /// Does what [`Meter::launch`] does where no events may be recorded on other streams: short launches are
+    /// timed one by one, now and then.
     pub fn launch_alone(&mut self, launch: &Launch, account: u32, charged_ns: u64, now_ns: u64) -> Plan {
         self.plan(launch, account, charged_ns, now_ns, false)
     }
@@ -226,7 +240,8 @@ impl Meter {
             if self.since_ns < self.due_ns || self.is_watching() {
                 return plan;
             }
-            // By itself it would be taken for as long as itself and what other streams have before it, unmeasured.
+            // By itself it would be taken for as long as itself and what other streams have before it,
+            // unmeasured.
             let is_alone = !may_open || self.sparse > 0;
             if is_alone && is_behind_others && self.put_off < PUT_OFF {
                 self.put_off += 1;
@@ -282,7 +297,7 @@ impl Meter {
         Plan { before: Some(start), single: Some(place), ..plan }
     }
 
-    /// Counts a short launch; whether others of other streams are likely to run before it.
+    /// Counts a short launch. Returns true if launches of other streams are likely to run before it.
     fn is_behind_others(&mut self, stream: u64, charged_ns: u64, now_ns: u64) -> bool {
         let is_behind = self.busy_until_ns > now_ns && self.last_stream != stream;
         self.busy_until_ns = self.busy_until_ns.max(now_ns).saturating_add(charged_ns);
@@ -290,12 +305,12 @@ impl Meter {
         is_behind
     }
 
-    /// Second event of a place.
+    /// Returns the second event of a place.
     pub fn end_of(&self, place: usize) -> Option<usize> {
         self.singles.get(place).copied().flatten().map(|single| single.end)
     }
 
-    /// A launch has been made and its events recorded, or not (`is_good`).
+    /// Notes that a launch has been made and its events recorded (`is_good`), or not.
     pub fn launched(&mut self, plan: &Plan, is_good: bool, begins: Begins) {
         if let Some(place) = plan.single {
             match self.singles.get_mut(place) {
@@ -316,7 +331,7 @@ impl Meter {
         }
     }
 
-    /// How long a launch took the host, from how long this one seems to have taken.
+    /// Returns how long a launch takes the host, given how long this one seems to have taken.
     pub fn call(&mut self, took_ns: u64) -> u64 {
         /// Launches that do work that later ones do not, such as loading code.
         const FIRST: u32 = 8;
@@ -329,7 +344,7 @@ impl Meter {
         if self.calls <= FIRST { 0 } else { took_ns.min(self.call_ns) }
     }
 
-    /// For how long something has been under way, the longest that its events can be apart.
+    /// Returns how long something has been under way, which is the longest that its events can be apart.
     pub fn age(&self, pending: Pending, now_ns: u64) -> u64 {
         let first = match pending {
             Pending::Single(place) => self.singles.get(place).copied().flatten().map(|s| s.first_ns),
@@ -338,13 +353,13 @@ impl Meter {
         first.map_or(0, |first| now_ns.saturating_sub(first))
     }
 
-    /// GPU time of the launches timed by themselves that may still run, as far as it is to come; `u64::MAX` where
-    /// the one that runs should have ended, so that others have slices.
+    /// Returns the GPU time still to come of launches timed by themselves that may still run, in nanoseconds;
+    /// `u64::MAX` if the one that runs should have ended, so that others have slices.
     pub fn backlog(&self, now_ns: u64) -> u64 {
         let all = || self.singles.iter().flatten();
         let Some(oldest) = all().min_by_key(|single| single.order) else { return 0 };
         let sum = all().fold(0_u64, |sum, single| sum.saturating_add(single.charged_ns));
-        // It began when the one before it ended, or was launched later.
+        // The oldest launch began when the one before it ended, or was launched later.
         let before = if self.zero_ns == i64::MAX { 0 } else { u64::try_from(self.zero_ns).unwrap_or(0) };
         let runs = now_ns.saturating_sub(oldest.first_ns.max(before));
         if runs > oldest.charged_ns / 4 * 5 + LATE_NS {
@@ -353,18 +368,18 @@ impl Meter {
         sum.saturating_sub(runs.min(oldest.charged_ns))
     }
 
-    /// Whether a launch that is timed by itself may still run.
+    /// Returns true if a launch that is timed by itself may still run.
     pub fn has_singles(&self) -> bool {
         self.singles.iter().any(Option::is_some)
     }
 
-    /// Whether anything waits for the GPU.
+    /// Returns true if any measurement waits for the GPU.
     pub fn has_pending(&self) -> bool {
         self.singles.iter().any(Option::is_some) || self.windows.iter().any(Option::is_some)
     }
 
-    /// What was launched first of a context and may have ended, behind the one of this order: launches before
-    /// windows, because a window ends behind the launches in it.
+    /// Returns the earliest launch of a context that may have ended and that was made after the one of this
+    /// order. Launches are looked at before windows, because a window ends behind the launches in it.
     pub fn next(&self, context: u64, after: u64) -> Option<(Pending, u64)> {
         let ready = self.singles.iter().enumerate().filter_map(|(place, single)| {
             let single = single.filter(|s| s.is_ready && s.context == context && s.order > after)?;
@@ -373,7 +388,7 @@ impl Meter {
         ready.min_by_key(|(_, order)| *order)
     }
 
-    /// Pairs of events to look at.
+    /// Returns the pairs of events to look at.
     pub fn pairs(&self, pending: Pending) -> ([(usize, usize); STREAMS], usize) {
         let mut out = [(0, 0); STREAMS];
         match pending {
@@ -393,18 +408,18 @@ impl Meter {
         }
     }
 
-    /// The event that spans are told from, if it is of this context.
+    /// Returns the event that spans are measured from, if it is of this context.
     pub fn reference(&self, context: u64) -> Option<usize> {
         self.reference.filter(|(_, of)| *of == context).map(|(event, _)| event)
     }
 
-    /// First event of the launch that was made first of those that may still run.
+    /// Returns the first event of the earliest launch that may still run.
     pub fn running(&self, context: u64) -> Option<usize> {
         let singles = self.singles.iter().flatten().filter(|s| s.is_ready && s.context == context);
         singles.min_by_key(|single| single.order).map(|single| single.start)
     }
 
-    /// Forgets something that was not launched, or whose events cannot be read. It stays charged.
+    /// Forgets a measurement that was not launched, or whose events cannot be read. It stays charged.
     pub fn abandon(&mut self, pending: Pending) {
         match pending {
             Pending::Single(place) => {
@@ -417,7 +432,7 @@ impl Meter {
         }
     }
 
-    /// Forgets what all keys cost: functions may be others by the same handles.
+    /// Forgets what all keys cost, because the same handles may now be other functions.
     pub fn forget_costs(&mut self) {
         self.costs.fill(NO_COST);
         self.due_ns = 0;
@@ -430,7 +445,7 @@ impl Meter {
         }
     }
 
-    /// Launches of a key may be other work from now on: the next one is timed by itself.
+    /// Notes that launches of a key may be other work from now on; the next one is timed by itself.
     pub fn doubt(&mut self, key: u64) {
         let next = self.order + 1;
         if let Some(cost) = self.find(key) {
@@ -438,7 +453,7 @@ impl Meter {
         }
     }
 
-    /// A context is gone, and its events with it.
+    /// Forgets a context that is gone, and its events with it.
     pub fn context_gone(&mut self, context: u64) {
         for place in 0..PLACES {
             if self.singles.get(place).copied().flatten().is_some_and(|single| single.context == context) {

@@ -1,7 +1,7 @@
-//! How a launch goes through gate and learner: the order of look-ups, charges, events and waits.
+//! The way of a launch through gate and learner: the order of look-ups, charges, events and waits.
 //!
-//! Clock, driver and lock are the caller's ([`Host`]): the limiter's core gives the real ones, the simulation
-//! virtual ones. Nothing here waits; who is told to come again sleeps until then.
+//! The caller provides clock, driver and lock ([`Host`]): real ones in the limiter's core, virtual ones in
+//! the simulation. Nothing in this module waits; a caller that is told to come again sleeps until then.
 
 pub use crate::gate::Ask;
 use crate::lease::{Lease, Purse, Room};
@@ -9,120 +9,122 @@ use crate::meter::{Begins, Launch, Meter, Others, Pending, Plan, STREAMS, Seen};
 use crate::spans::Span;
 use crate::till::Till;
 
-/// Longest sleep before the events are looked at again, because refunds can come earlier.
+/// The longest sleep before events are looked at again, in nanoseconds, because refunds can come earlier.
 const NAP_NS: u64 = 5_000_000;
-/// The same while a launch is unmeasured.
+/// The longest sleep of a launch whose cost is not known yet, in nanoseconds.
 const SHORT_NAP_NS: u64 = 200_000;
-/// How much longer than since their launch two events may seem apart.
+/// How much further apart two events may seem than the time since their launch, in nanoseconds.
 const SLACK_NS: u64 = 1_000_000;
-/// Measurements taken at one look.
+/// The number of measurements taken at one look.
 const TAKEN: usize = 8;
 
 /// The gate's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Charged to this account, and a lease on top.
+    /// The launch may go. It is charged to this account, with a lease on top.
     Go(u32, Lease),
-    /// Not before this time.
+    /// The launch may not go before this time.
     Wait(u64),
-    /// There is no limit.
+    /// The share has no limit.
     Free,
 }
 
 /// State of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reached {
-    /// The GPU has come to it.
+    /// The GPU has reached the event.
     Yes,
-    /// Not yet.
+    /// The GPU has not reached the event yet.
     No,
-    /// It cannot be read.
+    /// The event cannot be read.
     Lost,
 }
 
 /// How launches can be timed now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timing {
-    /// In windows of several streams as well.
+    /// Launches can be timed singly and in windows of several streams.
     Windows,
-    /// Each by itself, on its own stream: a capture is open somewhere.
+    /// Each launch can be timed only by itself, on its own stream: a capture is open somewhere.
     Alone,
-    /// Not at all.
+    /// Launches cannot be timed at all.
     No,
 }
 
 /// Clock, driver and state of one process on one device.
 pub trait Host {
-    /// Nanoseconds of the monotonic clock.
+    /// Returns the time in nanoseconds of the monotonic clock.
     fn now_ns(&self) -> u64;
-    /// The learner, locked; no other function of the host but [`timing`](Host::timing) is called meanwhile.
+    /// Runs `part` with the learner locked. Meanwhile no function of the host but [`timing`](Host::timing) is
+    /// called.
     fn meter<T>(&self, part: impl FnOnce(&mut Meter) -> T) -> T;
-    /// The fast path's state.
+    /// Returns the state of the fast path.
     fn till(&self) -> &Till;
-    /// Where the process's leases are; `None` if it can have none.
+    /// Returns the purse with the process's leases; `None` if the process can have none.
     fn purse(&self) -> Option<&Purse>;
-    /// What the process may hold in leases now ([`crate::lease::allowance_ns`]).
+    /// Returns the time that the process may hold in leases now, in nanoseconds
+    /// ([`crate::lease::allowance_ns`]).
     fn allowance_ns(&self) -> u64;
-    /// Whom leases are charged to.
+    /// Returns the account that leases are charged to.
     fn account(&self, is_borrowed: bool) -> u32;
     /// Gives back to the share a lease that was taken out of a purse.
     fn give_back(&self, lease: Lease);
     /// Gives back to the process's own account what backed a lease ([`crate::own`]).
     fn give_back_own(&self, lease: Lease);
-    /// How a launch can be timed. Asked once more with the learner locked: what is told there holds until whoever
-    /// begins a capture has had the learner.
+    /// Returns how a launch can be timed. This is asked once more with the learner locked: that answer holds
+    /// until the thread that begins a capture has had the learner.
     fn timing(&self, _launch: &Launch) -> Timing {
         Timing::Windows
     }
-    /// Asks the gate.
+    /// Asks the gate for a launch.
     fn admit(&self, now_ns: u64, ask: Ask) -> Answer;
-    /// Charges or refunds.
+    /// Charges an account (`delta_ns` above zero) or refunds it (below zero).
     fn correct(&self, account: u32, delta_ns: i64);
-    /// A launch that is not timed will be on the GPU for about so long.
+    /// Notes that a launch that is not timed will be on the GPU for about `wall_ns`.
     fn untimed(&self, account: u32, wall_ns: u64);
     /// Notes a measurement for the node agent.
     fn log(&self, account: u32, seen: &Seen);
-    /// Tells whether launches run whose end is not known.
+    /// Notes whether launches run whose end is not known.
     fn is_pending(&self, pending: bool);
-    /// What is known of other processes on the GPU.
+    /// Returns what is known of other processes on the GPU.
     fn others(&self) -> Others;
-    /// Records an event of the current context on a stream.
+    /// Records an event of the current context on a stream. Returns false if that failed.
     fn record(&self, event: usize, stream: u64) -> bool;
-    /// Looks at an event.
+    /// Returns the state of an event.
     fn reached(&self, event: usize) -> Reached;
-    /// Nanoseconds from one event to another; `None` as long as the GPU has not come to both.
+    /// Returns the nanoseconds from one event to another; `None` until the GPU has reached both.
     fn between(&self, from: usize, to: usize) -> Option<i64>;
-    /// Only one thread looks at events at a time: whether it may be this one.
+    /// Returns true if this thread may look at events now: only one thread does at a time.
     fn may_look(&self) -> bool;
-    /// It has looked.
+    /// Ends the look that [`may_look`](Host::may_look) allowed.
     fn has_looked(&self);
 }
 
-/// What became of a launch's request.
+/// The answer to a launch's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// It may go; hand this back to [`after`].
+    /// The launch may go; the ticket is to be handed back to [`after`].
     Go(Ticket),
-    /// Ask again at this time.
+    /// The launch has to ask again at this time.
     Wait(u64),
-    /// There is no limit.
+    /// The share has no limit.
     Free,
 }
 
-/// A launch that was let go.
+/// A launch that was allowed to go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
     account: u32,
     charged_ns: u64,
     plan: Plan,
     is_short: bool,
-    /// Whether the GPU had nothing before the launch.
+    /// True if the GPU had nothing to do before the launch.
     is_idle: bool,
-    /// When the driver was called.
+    /// The time at which the driver was called.
     called_ns: u64,
 }
 
-/// What a launch was charged.
+/// The charge of a launch, and the account that it is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Paid {
     account: u32,
@@ -130,18 +132,19 @@ pub struct Paid {
 }
 
 impl Ticket {
-    /// What the launch was charged.
+    /// Returns what the launch was charged.
     pub fn paid(&self) -> Paid {
         Paid { account: self.account, ns: self.charged_ns }
     }
 
-    /// Whether events are to be recorded behind the launch.
+    /// Returns true if events are to be recorded behind the launch.
     pub fn is_timed(&self) -> bool {
         self.plan != Plan::default()
     }
 }
 
-/// Asks for a launch. `may_time`: events can be recorded on its stream, as far as the host can at all.
+/// Asks for a launch. `may_time` is true if events can be recorded on its stream, as far as the host allows
+/// it at all.
 pub fn before<H: Host>(host: &H, cell: usize, launch: &Launch, may_time: bool) -> Step {
     look(host, launch.context);
     let now = host.now_ns();
@@ -220,8 +223,8 @@ pub fn before<H: Host>(host: &H, cell: usize, launch: &Launch, may_time: bool) -
     Step::Go(Ticket { account, charged_ns, plan, is_short, is_idle, called_ns })
 }
 
-/// Brings a purse and what backs it together again. There is less in the purse where others have taken back what was too
-/// much, and more where somebody has written into it.
+/// Makes a purse and its backing equal again. There is less in the purse where others have taken back what
+/// was too much, and more where somebody has written into it.
 fn compare<H: Host>(host: &H, purse: &Purse) {
     let backing = host.till().backing();
     let (backed, held) = (backing.held_ns(), purse.held_ns());
@@ -232,12 +235,13 @@ fn compare<H: Host>(host: &H, purse: &Purse) {
     }
 }
 
-/// Pays a short launch out of all cells together, where there is no room for another lease; whether it was borrowed.
+/// Pays a short launch out of all cells together, where there is no room for another lease. Returns true if
+/// that time was borrowed, or `None` if there was too little.
 fn gather<H: Host>(host: &H, purse: &Purse, cell: usize, cost_ns: u64) -> Option<bool> {
     let backing = host.till().backing();
     let more = |[own, borrowed]: [Lease; 2]| if own.ns >= borrowed.ns { own } else { borrowed };
     let (shown, backed) = (purse.trim(0), backing.trim(0));
-    // What is kept is there and backed; the rest is given back where it was.
+    // The time that is kept is both in the purse and backed; the rest is given back where it was.
     let most = more(backed);
     let has = |of: &[Lease; 2]| {
         of.iter().find(|lease| lease.is_borrowed == most.is_borrowed).map_or(0, |lease| lease.ns)
@@ -257,7 +261,8 @@ fn gather<H: Host>(host: &H, purse: &Purse, cell: usize, cost_ns: u64) -> Option
     host.till().spend(purse, cell, cost_ns)
 }
 
-/// Puts a lease into a cell of the purse and of what backs it; what of the other kind was there is given back.
+/// Puts a lease into a cell of the purse and of its backing; time of the other kind that was there is given
+/// back.
 fn put<H: Host>(host: &H, purse: &Purse, cell: usize, lease: Lease) {
     // Nothing is spent that is not in both.
     host.give_back_own(host.till().backing().put(cell, lease));
@@ -271,19 +276,19 @@ fn keep<H: Host>(host: &H, purse: &Purse, cell: usize, lease: Lease, allowed_ns:
     }
     put(host, purse, cell, lease);
     host.meter(|meter| meter.passed(lease.ns));
-    // Who has come meanwhile may have looked before it was there.
+    // A process that has come meanwhile may have looked before the lease was there.
     let allowance = host.allowance_ns();
     if allowance < allowed_ns {
         purse.trim(allowance).into_iter().for_each(|lease| host.give_back(lease));
     }
 }
 
-/// A launch was not made.
+/// Refunds a launch that was not made.
 pub fn refund<H: Host>(host: &H, paid: Paid) {
     host.correct(paid.account, i64::try_from(paid.ns).unwrap_or(i64::MAX).saturating_neg());
 }
 
-/// A launch that was let go has been made, or refused by the driver (`is_made`).
+/// Completes a launch that was allowed to go: the driver has made it (`is_made`) or refused it.
 pub fn after<H: Host>(host: &H, launch: &Launch, ticket: &Ticket, is_made: bool) {
     let plan = &ticket.plan;
     if !is_made {
@@ -298,8 +303,9 @@ pub fn after<H: Host>(host: &H, launch: &Launch, ticket: &Ticket, is_made: bool)
     let mut begins = Begins::default();
     if let Some(place) = plan.single {
         let now = host.now_ns();
-        // The launch is made somewhere in the call. A thread that is stopped behind it must not make the kernel look
-        // shorter, so no more of the call counts than what all calls take, and never much of the kernel.
+        // The launch is made somewhere in the call. A thread that is stopped behind it must not make the
+        // kernel look shorter, so no more of the call counts than what all calls take, and never much of the
+        // kernel.
         let call = host.meter(|meter| meter.call(now.saturating_sub(ticket.called_ns)));
         let call = call.min(ticket.charged_ns / 16);
         if ticket.is_idle {
@@ -329,7 +335,7 @@ fn close<H: Host>(host: &H, plan: &Plan, is_good: bool, begins: Begins) {
     });
 }
 
-/// Takes what finished launches of a context show.
+/// Takes in what finished launches of a context show.
 pub fn look<H: Host>(host: &H, context: u64) {
     if !host.meter(|meter| meter.has_pending()) || !host.may_look() {
         return;
@@ -350,7 +356,7 @@ pub fn look<H: Host>(host: &H, context: u64) {
     host.is_pending(host.meter(|meter| meter.has_singles()));
 }
 
-/// Takes one measurement; whether it was to be had.
+/// Takes in one measurement. Returns false if the GPU has not reached its events yet.
 fn take<H: Host>(host: &H, context: u64, pending: Pending) -> bool {
     let ((pairs, count), reference) = host.meter(|meter| (meter.pairs(pending), meter.reference(context)));
     let pairs = pairs.get(..count).unwrap_or_default();

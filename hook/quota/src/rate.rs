@@ -1,45 +1,48 @@
-//! An account of GPU time in one word: the instant of the monotonic clock at which everything charged is paid for.
+//! An account of GPU time in one word: the instant of the monotonic clock at which everything charged is paid
+//! for.
 //!
-//! Whoever pays at `percent` (1 to 100) pays for a cost in so much of the clock ([`price`]). The word cannot be half
-//! written, and whatever stands in it, it is read as no more than [`LONGEST_DEBT_NS`] ahead and, where time is saved up,
-//! as no more than a burst behind. [`crate::gate`] keeps such words in the region, [`crate::own`] in the process's memory.
+//! Whoever pays at `percent` (1 to 100) pays for a cost in as much clock time as [`price`] says. The word
+//! cannot be half written. Whatever is in it, it is read as at most [`LONGEST_DEBT_NS`] ahead and, where time
+//! is saved up, as at most a burst behind. [`crate::gate`] keeps such words in the region, [`crate::own`] in
+//! the process's memory.
 
 use crate::line::STEP_NS;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire};
 
-/// No debt lasts longer than this many nanoseconds of the clock: beyond it, the word cannot be (kernels of
-/// six seconds at one percent come to it), and it is read as this much.
+/// The longest debt, in nanoseconds of the clock. A word beyond it is impossible (kernels of six seconds at
+/// one percent come to it) and is read as this much.
 pub const LONGEST_DEBT_NS: u64 = 600_000_000_000;
 
-/// How often a word is tried to be changed that others change at the same time. Who writes it all the while, which only
-/// somebody can that means harm, has the launch come again, or the correction lost.
+/// The number of attempts to change a word that others change at the same time. Only a process that means
+/// harm writes it all the while; then the launch has to come again, or the correction is lost.
 pub(crate) const TRIES: usize = 1000;
 
-/// Clock time in which `percent` of the GPU pays for `cost_ns`, rounded up.
+/// Returns the clock time in which `percent` of the GPU pays for `cost_ns`, rounded up.
 pub(crate) fn price(cost_ns: u64, percent: u8) -> u64 {
     cost_ns.saturating_mul(100).div_ceil(u64::from(percent.clamp(1, 100)))
 }
 
-/// A rate at which is paid, and what can be saved up.
+/// A rate of payment, and the time that can be saved up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rate {
     /// Percent of the GPU.
     pub(crate) percent: u8,
-    /// GPU time in nanoseconds.
+    /// GPU time that can be saved up, in nanoseconds.
     pub(crate) burst_ns: u64,
 }
 
 impl Rate {
-    /// Moves `paid_until` on by a cost, from what can be saved up at the earliest.
+    /// Returns `paid_until` moved on by a cost, counted from no earlier than what can be saved up.
     fn charged(self, paid_until: u64, now_ns: u64, cost_ns: u64) -> u64 {
         let earliest = now_ns.saturating_sub(price(self.burst_ns, self.percent));
         let latest = now_ns.saturating_add(LONGEST_DEBT_NS);
         paid_until.clamp(earliest, latest).saturating_add(price(cost_ns, self.percent)).min(latest)
     }
 
-    /// Charges a launch of `cost_ns` if it may go, with a lease on top as long as `lease` says of the GPU time that is
-    /// saved up; how long that is and what was charged, or when to ask again.
+    /// Charges a launch of `cost_ns` if it may go, with a lease on top, whose length `lease` gives for the
+    /// GPU time saved up. Returns the length of the lease and the amount charged. The error is the time at
+    /// which to ask again.
     pub(crate) fn admit(
         self,
         word: &AtomicU64,
@@ -78,8 +81,9 @@ impl Rate {
     }
 }
 
-/// Charges a launch that borrows at the rate of `percent` if what was borrowed before will be paid for in `ahead_ns` of
-/// the clock; when to ask again otherwise. Nothing is saved up, and no debt counts as longer than `longest_ns`.
+/// Charges a launch that borrows at the rate of `percent`, if what was borrowed before will be paid for
+/// within `ahead_ns` of the clock. The error is the time at which to ask again. Nothing is saved up, and no
+/// debt counts as longer than `longest_ns`.
 pub(crate) fn borrow(
     word: &AtomicU64,
     now_ns: u64,
@@ -111,7 +115,7 @@ pub(crate) fn correct_borrowed(word: &AtomicU64, now_ns: u64, delta_ns: i64, per
     });
 }
 
-/// Changes a word, unless others do so all the while.
+/// Changes a word, unless others change it all the while.
 pub(crate) fn change(word: &AtomicU64, next: impl Fn(u64) -> u64) {
     let mut found = word.load(Acquire);
     for _ in 0..TRIES {

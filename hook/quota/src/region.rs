@@ -1,25 +1,27 @@
 //! The region: one preallocated file per share, mapped by every process of the claim.
 //!
-//! A header of one page, [`SLOT_COUNT`] slots of 256 bytes (one per process), and the compute side (see
-//! [`crate::gate`]). Every field is atomic; the offsets are frozen per layout version and asserted at compile time. The
-//! node agent creates the file with [`initial_header`] followed by zeros, and later reads it through
-//! [`RegionView`] or, mapped, through [`Region`]. How the fields are changed is in [`crate::ledger`].
+//! It holds a header of one page, [`SLOT_COUNT`] slots of 256 bytes (one per process), and the compute side
+//! (see [`crate::gate`]). Every field is atomic; the offsets are frozen per layout version and asserted at
+//! compile time. The node agent creates the file with [`initial_header`] followed by zeros, and later reads
+//! it through [`RegionView`] or, mapped, through [`Region`]. [`crate::ledger`] says how the fields are
+//! changed.
 
 use crate::gate::Compute;
 use core::fmt;
 use core::mem::{align_of, offset_of, size_of};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-/// The layout that this crate creates.
+/// The layout version that this crate creates.
 pub const REGION_LAYOUT_VERSION: u32 = 3;
 
-/// Size of the region's file; a mapped file of any other size is refused.
+/// Size of the region's file, in bytes; a mapped file of any other size is refused.
 pub const REGION_FILE_SIZE: usize = size_of::<Region>();
 
-/// Processes that can use one share at the same time.
+/// The number of processes that can use one share at the same time.
 pub const SLOT_COUNT: usize = 1024;
 
-/// Byte `LOCK_BASE + i` of the file, far behind its end, is what the owner of slot `i` holds an OFD lock on.
+/// The first locked byte: the owner of slot `i` holds an OFD lock on byte `LOCK_BASE + i`, far behind the
+/// file's end.
 pub const LOCK_BASE: u64 = 1 << 32;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ALQREGN1");
@@ -29,7 +31,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"ALQREGN1");
 pub struct Pair {
     /// The value.
     pub value: AtomicU64,
-    /// What makes the pair unique over its whole life: it only grows, or never repeats.
+    /// A stamp that makes the pair unique over its whole life: it only grows, or never repeats.
     pub stamp: AtomicU64,
 }
 
@@ -38,7 +40,7 @@ pub struct Pair {
 pub struct Header {
     /// Magic bytes `ALQREGN1`.
     pub magic: AtomicU64,
-    /// [`REGION_LAYOUT_VERSION`].
+    /// Layout version, [`REGION_LAYOUT_VERSION`].
     pub version: AtomicU32,
     /// Size of one slot in bytes.
     pub slot_size: AtomicU32,
@@ -46,17 +48,17 @@ pub struct Header {
     pub file_size: AtomicU64,
     /// Number of slots.
     pub slot_count: AtomicU32,
-    /// Offset of the first slot.
+    /// Offset of the first slot in bytes.
     pub slots_offset: AtomicU32,
     reserved0: [AtomicU64; 4],
     /// Bytes charged by all slots, and the last operation (slot and number) that changed them.
     pub total: Pair,
     reserved1: [AtomicU64; 6],
-    /// Highest total seen.
+    /// Highest total seen, in bytes.
     pub peak_bytes: AtomicU64,
-    /// Charges refused because of the quota.
+    /// The number of charges refused because of the quota.
     pub refused: AtomicU64,
-    /// Slots whose owner died and whose bytes were taken back.
+    /// The number of slots whose owner died and whose bytes were taken back.
     pub reaped: AtomicU64,
     /// Bits of [`audit`].
     pub audit: AtomicU64,
@@ -68,7 +70,7 @@ pub struct Header {
     reserved3: [AtomicU64; 488],
 }
 
-/// Bits of [`Header::audit`]: what a process did that the limiter cannot see through.
+/// Bits of [`Header::audit`]: events that the limiter cannot see through.
 pub mod audit {
     /// A library was opened with `RTLD_DEEPBIND`, which binds past the limiter.
     pub const DEEPBIND: u64 = 1;
@@ -76,7 +78,7 @@ pub mod audit {
     pub const PACKING: u64 = 2;
     /// The driver handed out a symbol that could not be matched with the table.
     pub const RESOLVER: u64 = 4;
-    /// A value in the region could not be.
+    /// A value in the region was impossible.
     pub const CORRUPT: u64 = 8;
 }
 
@@ -91,13 +93,13 @@ pub struct Slot {
     pub state: AtomicU64,
     /// The owner's pid in its own pid namespace.
     pub pid: AtomicU32,
-    /// Not used: who has which pid on the node is for the node agent to say, in [`crate::measured`].
+    /// Not used: the node agent says which pid a process has on the node, in [`crate::measured`].
     pub host_pid: AtomicU32,
     /// Start time of the owner in clock ticks since boot.
     pub start_time: AtomicU64,
     /// Inode of the owner's pid namespace.
     pub pid_namespace: AtomicU64,
-    /// Part of the charge that is no allocation: contexts, modules.
+    /// Part of the charge that is not allocations: contexts and modules.
     pub overhead_bytes: AtomicU64,
     /// When the owner was found dead, in milliseconds of the monotonic clock; 0 = not yet.
     pub dead_since_ms: AtomicU64,
@@ -105,7 +107,8 @@ pub struct Slot {
     pub pending: AtomicU64,
     /// Part of the charge that other processes may have imported.
     pub exported_bytes: AtomicU64,
-    /// Bytes of other processes that the owner has imported; they are on the account of whoever exported them.
+    /// Bytes of other processes that the owner has imported; they are charged to the process that exported
+    /// them.
     pub imported_bytes: AtomicU64,
     reserved0: [AtomicU64; 2],
     reserved1: [AtomicU64; 16],
@@ -115,16 +118,16 @@ pub struct Slot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum SlotState {
-    /// Nobody's; its charge is zero.
+    /// Nobody may; the slot's charge is zero.
     Free = 0,
-    /// The process that holds the slot's lock.
+    /// The process that holds the slot's lock may.
     Live = 1,
-    /// Anybody, to take the bytes back.
+    /// Any process may, to take the bytes back.
     Dead = 2,
 }
 
 impl SlotState {
-    /// Splits a state word; `None` if it cannot be.
+    /// Returns the state in a state word; `None` if the word is impossible.
     pub const fn of(word: u64) -> Option<Self> {
         match word & 0xff {
             0 => Some(Self::Free),
@@ -134,25 +137,25 @@ impl SlotState {
         }
     }
 
-    /// The state word of `generation`.
+    /// Returns the state word of this state and `generation`.
     pub const fn word(self, generation: u64) -> u64 {
         generation << 8 | self as u64
     }
 }
 
-/// Generation in a state word.
+/// Returns the generation in a state word.
 pub const fn generation(word: u64) -> u64 {
     word >> 8
 }
 
-/// The whole file.
+/// The whole file of a region.
 #[repr(C, align(4096))]
 pub struct Region {
-    /// First page.
+    /// The first page.
     pub header: Header,
-    /// One per process.
+    /// The slots, one per process.
     pub slots: [Slot; SLOT_COUNT],
-    /// GPU time.
+    /// The account of GPU time.
     pub compute: Compute,
 }
 
@@ -192,11 +195,11 @@ const _: () = {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RegionError {
-    /// The file does not have [`REGION_FILE_SIZE`] bytes.
+    /// The file does not have [`REGION_FILE_SIZE`] bytes. Holds its size.
     Size(usize),
     /// The file does not start with the magic bytes.
     Magic,
-    /// The file is of a layout that this reader does not know.
+    /// The file has a layout version that this reader does not know.
     Version(u32),
     /// The header's constants do not fit the layout version.
     Header,
@@ -218,10 +221,10 @@ impl fmt::Display for RegionError {
 
 impl core::error::Error for RegionError {}
 
-/// Bytes of [`initial_header`].
+/// Size of [`initial_header`], in bytes.
 pub const INITIAL_HEADER_SIZE: usize = 64;
 
-/// What a new region starts with; the rest of the file is zero.
+/// Returns the bytes that a new region starts with; the rest of the file is zero.
 pub fn initial_header() -> [u8; INITIAL_HEADER_SIZE] {
     let mut out = [0; INITIAL_HEADER_SIZE];
     let fields: [(usize, &[u8]); 6] = [
@@ -240,7 +243,7 @@ pub fn initial_header() -> [u8; INITIAL_HEADER_SIZE] {
     out
 }
 
-/// Checks the first bytes and the size of a region's file, before it is mapped or read further.
+/// Checks the first bytes and the size of a region's file, before the file is mapped or read further.
 pub fn check(file_size: usize, head: &[u8]) -> Result<(), RegionError> {
     // Another version may have another size, and the version says more.
     let (Some(magic), Some(version)) = (u64_at(head, 0), u64_at(head, 8)) else {
@@ -266,8 +269,8 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..at.checked_add(8)?)?.try_into().ok().map(u64::from_le_bytes)
 }
 
-/// Reads usage out of a snapshot of the region's bytes, for metrics. Numbers of a region that is in use are
-/// each right for themselves, and may be a moment apart.
+/// Usage read from a snapshot of the region's bytes, for metrics. The numbers of a region in use are each
+/// correct, but may be a moment apart.
 #[derive(Clone, Copy)]
 pub struct RegionView<'a> {
     bytes: &'a [u8],
@@ -276,28 +279,28 @@ pub struct RegionView<'a> {
 /// One process as a [`RegionView`] shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessUsage {
-    /// Index of the slot.
+    /// Index of the process's slot.
     pub slot: usize,
     /// Pid in the process's own pid namespace.
     pub pid: u32,
-    /// Inode of that pid namespace, 0 if the process could not tell.
+    /// Inode of that pid namespace; 0 if the process could not tell.
     pub pid_namespace: u64,
-    /// Start of the process in clock ticks since boot, 0 if it could not tell.
+    /// Start of the process in clock ticks since boot; 0 if the process could not tell.
     pub start_time: u64,
-    /// Everything charged to the process.
+    /// Bytes charged to the process in all.
     pub charged_bytes: u64,
-    /// The part of it that is no allocation.
+    /// Part of the charge that is not allocations, in bytes.
     pub overhead_bytes: u64,
-    /// The part of the charge that others may have imported.
+    /// Part of the charge that other processes may have imported, in bytes.
     pub exported_bytes: u64,
-    /// Bytes of others that the process has imported.
+    /// Bytes of other processes that this one has imported.
     pub imported_bytes: u64,
-    /// Whether the process was found dead and its bytes wait to be taken back.
+    /// True if the process was found dead and its bytes wait to be taken back.
     pub dead: bool,
 }
 
 impl<'a> RegionView<'a> {
-    /// Takes the whole content of a region's file.
+    /// Creates a view of the whole content of a region's file.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, RegionError> {
         check(bytes.len(), bytes)?;
         Ok(Self { bytes })
@@ -307,32 +310,32 @@ impl<'a> RegionView<'a> {
         u64_at(self.bytes, at).unwrap_or_default()
     }
 
-    /// Bytes charged by all processes, dead ones included until their bytes are taken back.
+    /// Returns the bytes charged by all processes, dead ones included until their bytes are taken back.
     pub fn total_bytes(&self) -> u64 {
         self.word(offset_of!(Header, total))
     }
 
-    /// Highest total so far.
+    /// Returns the highest total so far, in bytes.
     pub fn peak_bytes(&self) -> u64 {
         self.word(offset_of!(Header, peak_bytes))
     }
 
-    /// Allocations refused because of the quota so far.
+    /// Returns the number of allocations refused because of the quota so far.
     pub fn refused(&self) -> u64 {
         self.word(offset_of!(Header, refused))
     }
 
-    /// Processes that died with bytes charged so far.
+    /// Returns the number of processes that died with bytes charged so far.
     pub fn reaped(&self) -> u64 {
         self.word(offset_of!(Header, reaped))
     }
 
-    /// Bits of [`audit`].
+    /// Returns the bits of [`audit`].
     pub fn audit(&self) -> u64 {
         self.word(offset_of!(Header, audit))
     }
 
-    /// What the slot at this offset is charged: the entry of the last operation.
+    /// Returns the bytes charged to the slot at this offset: the entry of its last operation.
     fn charged(&self, base: usize) -> u64 {
         let entry = |number: u64| base + (number % 2) as usize * size_of::<Pair>();
         let recorded = self.word(base + offset_of!(Slot, recorded));
@@ -343,7 +346,7 @@ impl<'a> RegionView<'a> {
         self.word(entry(if is_newer { number } else { recorded }))
     }
 
-    /// The processes that hold a slot.
+    /// Returns the processes that hold a slot.
     pub fn processes(&self) -> impl Iterator<Item = ProcessUsage> + 'a {
         let view = *self;
         (0..SLOT_COUNT).filter_map(move |slot| {
@@ -367,7 +370,8 @@ impl<'a> RegionView<'a> {
         })
     }
 
-    /// Bytes that the living processes hold: their own, and what they have imported of those who are gone.
+    /// Returns the bytes that living processes hold: their own, and what they have imported from processes
+    /// that are gone.
     pub fn held_bytes(&self, lives: impl Fn(&ProcessUsage) -> bool) -> u64 {
         let (mut held, mut imported, mut left) = (0_u64, 0_u64, 0_u64);
         for process in self.processes() {

@@ -1,20 +1,21 @@
-//! Which stretches of the GPU's clock have been charged already, so that overlapping streams are charged once.
+//! The stretches of the GPU's clock that have been charged already, so that overlapping streams are charged
+//! once.
 //!
-//! Positions are nanoseconds relative to a reference that moves on (see [`Spans::rebase`]).
+//! Positions are nanoseconds relative to a reference, which moves on (see [`Spans::rebase`]).
 
-/// Stretches that are remembered.
+/// The number of stretches that are remembered.
 const MOST: usize = 48;
 
 /// A stretch of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
-    /// Where it begins.
+    /// Start of the stretch, in nanoseconds from the reference.
     pub start: i64,
-    /// Where it ends; not before it begins.
+    /// End of the stretch, in nanoseconds from the reference; not before its start.
     pub end: i64,
 }
 
-/// What has been charged, in order, without overlaps.
+/// The stretches that have been charged, in order, without overlaps.
 #[derive(Clone, Copy, Debug)]
 pub struct Spans {
     all: [Span; MOST],
@@ -28,7 +29,7 @@ impl Default for Spans {
 }
 
 impl Spans {
-    /// Nothing.
+    /// Returns an empty set of stretches.
     pub const fn new() -> Self {
         Self { all: [Span { start: 0, end: 0 }; MOST], len: 0 }
     }
@@ -37,7 +38,7 @@ impl Spans {
         self.all.get(..self.len).unwrap_or_default()
     }
 
-    /// Moves the reference on by `by`.
+    /// Moves the reference on by `by` nanoseconds.
     pub fn rebase(&mut self, by: i64) {
         for span in self.all.iter_mut().take(self.len) {
             span.start = span.start.saturating_sub(by);
@@ -45,7 +46,7 @@ impl Spans {
         }
     }
 
-    /// Adds a stretch; how much of it was not known.
+    /// Adds a stretch and returns how many of its nanoseconds were not covered before.
     pub fn add(&mut self, new: Span) -> u64 {
         if new.end <= new.start {
             return 0;

@@ -1,25 +1,27 @@
 //! The fast path of a launch: what a process may launch without asking the gate.
 //!
-//! A process takes GPU time from the gate in leases ([`crate::lease`]) and spends them, from cells that threads find
-//! by their thread pointer, so that a launch of a known small kernel costs one look-up and two subtractions on cache
-//! lines of the thread's own: no driver call, no clock, no lock, nothing that other processes use.
+//! A process takes GPU time from the gate in leases ([`crate::lease`]) and spends them from cells, which
+//! threads find by their thread pointer. So a launch of a known small kernel costs one look-up and two
+//! subtractions on cache lines of the thread's own: no driver call, no clock, no lock, nothing that other
+//! processes use.
 //!
-//! Two, because the cells are in the region, where everybody in the share can write: what the process has charged and
-//! not spent it knows itself as well (its *backing*), and a launch is paid for by both or by neither. Others may take out
-//! of the region's cells, so there may be less in them than is backed; the difference comes back with the next lease.
+//! There are two subtractions because the cells are in the region, where everybody in the share can write. So
+//! a process also knows itself what it has charged and not spent (its *backing*), and a launch is paid for by
+//! both or by neither. Others may take out of the region's cells, so there may be less in them than is
+//! backed; the difference comes back with the next lease.
 
 use crate::lease::{Lease, Purse};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
-/// Numbers that threads are told apart by.
+/// The number of cells that threads are spread over.
 pub const CELLS: usize = 64;
-/// Costs that can be looked up.
+/// The number of costs that can be looked up.
 const KEYS: usize = 1024;
-/// Places of the table in which a key can be.
+/// The number of places in the table in which a key can be.
 const REACH: usize = 4;
 
-/// Counts launches of a few threads.
+/// A count of the launches of the few threads that share a cell.
 #[repr(align(128))]
 struct Turn(AtomicU32);
 
@@ -28,17 +30,19 @@ struct Known {
     cost_ns: AtomicU64,
 }
 
-/// Known costs of one process on one device.
+/// The known costs of one process on one device, and what backs its leases.
 pub struct Till {
     turns: [Turn; CELLS],
-    /// What the process has charged in leases and not spent, in cells like those of its purse.
+    /// Time that the process has charged in leases and not spent, in cells like those of its purse.
     backing: Purse,
     known: [Known; KEYS],
-    /// Every launch is to be shown to the learner.
+    /// True if every launch is to be shown to the learner.
     watched: AtomicBool,
-    /// Whether anything was ever put here: the memory of others is not touched.
+    /// True if a cost was ever published here; the table of a till that was never used is not touched.
+    /// allocated.
     used: AtomicBool,
-    /// One thread at a time takes a lease: what there is room for must not be taken twice.
+    /// True while a thread takes a lease: only one does at a time, because the same room must not be used
+    /// twice.
     refilled: AtomicBool,
 }
 
@@ -49,7 +53,7 @@ impl Default for Till {
 }
 
 impl Till {
-    /// Empty.
+    /// Returns an empty till.
     pub const fn new() -> Self {
         Self {
             turns: [const { Turn(AtomicU32::new(0)) }; CELLS],
@@ -66,13 +70,13 @@ impl Till {
         (home..home + REACH).filter_map(|at| self.known.get(at % KEYS))
     }
 
-    /// A thread's number here, by any that differs between threads.
+    /// Returns the cell of a thread, from any number that differs between threads.
     #[inline]
     pub fn cell(thread: u64) -> usize {
         (thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize
     }
 
-    /// Whether a launch of `key` is paid for by the thread's cell, and is now.
+    /// Pays for a launch of `key` from the thread's cell. Returns true if it was paid.
     #[inline]
     pub fn pays(&self, purse: &Purse, cell: usize, key: u64) -> bool {
         if self.watched.load(Relaxed) {
@@ -85,7 +89,8 @@ impl Till {
         }
     }
 
-    /// Takes `cost_ns` out of a cell of the purse and of what backs it, all or nothing. Tells whether it was borrowed.
+    /// Takes `cost_ns` out of a cell of the purse and of its backing, all or nothing. Returns true if that
+    /// time was borrowed, or `None` if there was too little.
     #[inline]
     pub fn spend(&self, purse: &Purse, cell: usize, cost_ns: u64) -> Option<bool> {
         let is_borrowed = self.backing.spend(cell, cost_ns)?;
@@ -97,12 +102,12 @@ impl Till {
         Some(is_borrowed)
     }
 
-    /// What backs the leases.
+    /// Returns what backs the leases.
     pub(crate) fn backing(&self) -> &Purse {
         &self.backing
     }
 
-    /// Whether it is time to do what one launch in `of` does. Threads of one cell may miss each other's count.
+    /// Returns true for one in `of` launches of a cell. Threads of one cell may miss each other's count.
     #[inline]
     pub fn is_turn(&self, cell: usize, of: u32) -> bool {
         self.turns.get(cell).is_none_or(|Turn(count)| {
@@ -112,19 +117,20 @@ impl Till {
         })
     }
 
-    /// Lets the calling thread take leases, until what it gets is dropped. `None`: another one does.
+    /// Returns the right to take leases, which the calling thread has until it drops it; `None` if another
+    /// thread has it.
     pub fn refill(&self) -> Option<Refill<'_>> {
         let is_mine = self.refilled.compare_exchange(false, true, AcqRel, Relaxed).is_ok();
         is_mine.then_some(Refill(&self.refilled))
     }
 
-    /// In a forked child: no other thread takes leases, and there are none.
+    /// Prepares the till of a forked child: no other thread takes leases, and there are none.
     pub fn renew_after_fork(&self) {
         self.refilled.store(false, Relaxed);
         self.backing.trim(0);
     }
 
-    /// Lets launches of `key` go by the fast path for `cost_ns`; 0 = no longer.
+    /// Lets launches of `key` take the fast path for `cost_ns` each; 0 = no longer.
     pub fn publish(&self, key: u64, cost_ns: u64) {
         let found = self.places(key).find(|known| known.key.load(Relaxed) == key);
         if let Some(known) = found {
@@ -133,7 +139,7 @@ impl Till {
         }
         let free = self.places(key).find(|known| known.cost_ns.load(Relaxed) == 0);
         if let Some(known) = free.or_else(|| self.places(key).next()).filter(|_| cost_ns > 0) {
-            // Whoever reads in between finds no cost.
+            // A thread that reads in between finds no cost.
             known.cost_ns.store(0, Release);
             known.key.store(key, Release);
             known.cost_ns.store(cost_ns, Release);
@@ -141,7 +147,7 @@ impl Till {
         }
     }
 
-    /// Sends every launch to the learner, or no longer.
+    /// Sends every launch to the learner, or no longer does.
     pub fn watch(&self, watched: bool) {
         if self.watched.load(Relaxed) != watched {
             self.watched.store(watched, Relaxed);
@@ -159,7 +165,7 @@ impl Till {
     }
 }
 
-/// The right to take leases.
+/// The right to take leases; given up when dropped.
 pub struct Refill<'a>(&'a AtomicBool);
 
 impl Drop for Refill<'_> {

@@ -1,38 +1,43 @@
-//! How long a process's kernels may be on the GPU, its neighbours' slices included.
+//! The bound on how long a process's kernels may be on the GPU, its neighbours' slices included.
 //!
-//! Of a kernel that is longer than a time slice a process sees the wall time only. What part of it was its own the node
-//! agent says, from what all shares log in their regions, this one among them, where somebody may have written. This
-//! holds whatever stands there: as long as kernels of a share are on the GPU, the GPU serves that share or a neighbour.
-//! So the wall time of a process's kernels is no more than what its share may have and what the neighbours can have had:
-//! what they are entitled to and what was lent to them, whatever any region says ([`Grant::beside_ns`]). Where they are
-//! entitled to all the rest of the GPU this bounds nothing, and what a forged log gets is for the node's audit to see.
+//! Of a kernel that is longer than a time slice, a process sees only the wall time. The node agent says which
+//! part of it was the process's own. The agent takes that from what all shares log in their regions, and
+//! somebody may have written into this share's region. But one thing holds whatever a region says: as long as
+//! kernels of a share are on the GPU, the GPU serves that share or a neighbour.
 //!
-//! A launch that has waited as long as any may (30 s) is not asked here: one long kernel can be more than minutes allow.
+//! So the wall time of a process's kernels is no more than what its share may have plus what the neighbours
+//! can have had: what they are entitled to and what was lent to them, whatever any region says
+//! ([`Grant::beside_ns`]). Where the neighbours are entitled to all the rest of the GPU, this bounds nothing,
+//! and only the node's audit can see what a forged log gains.
 //!
-//! Charges are estimates that are put right later, so a process may be ahead by [`WALL_SLACK_NS`], and by a twentieth of
-//! the time. Without an agent nobody says what part of a kernel was its own, and at least half of it is charged.
+//! A launch that has waited as long as any may (30 s) is not checked here, because one long kernel can be
+//! more than minutes allow.
+//!
+//! Charges are estimates that are put right later, so a process may be ahead by [`WALL_SLACK_NS`] and by a
+//! twentieth of the time. Without an agent nobody says which part of a kernel was its own, and at least half
+//! of it is charged.
 
 use crate::grant::Grant;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 
-/// Wall time in nanoseconds that a process can have in advance: a few of the longest kernels, which are seen only
-/// when they have ended.
+/// Wall time that a process can have in advance, in nanoseconds: a few of the longest kernels, which are seen
+/// only when they have ended.
 pub const WALL_SLACK_NS: u64 = 10_000_000_000;
-/// What the neighbours may have had beyond what they are entitled to, in percent of the time.
+/// Time that the neighbours may have had beyond what they are entitled to, in percent of the time.
 const MARGIN_PERCENT: u64 = 5;
 
 /// One process's account of wall time on one share.
 pub(crate) struct Wall {
-    /// When it was looked at last; 0 = never.
+    /// The time of the last look; 0 = never.
     at_ns: AtomicU64,
-    /// What the neighbours can have had by the newest grant that was taken in.
+    /// Time that the neighbours can have had, by the newest grant that was taken in.
     beside_ns: AtomicU64,
-    /// Until when that one is valid, by which newer grants are told from older ones.
+    /// The end of that grant, by which newer grants are told from older ones.
     granted_until_ns: AtomicU64,
-    /// What the process may still have; negative if it has had too much.
+    /// Wall time that the process may still have; negative if it has had too much.
     left_ns: AtomicI64,
-    /// Whether the agent says what the neighbours have.
+    /// True if the agent says what the neighbours have.
     is_known: AtomicBool,
 }
 
@@ -47,7 +52,8 @@ impl Wall {
         }
     }
 
-    /// Time has passed, in which the share might have `percent` of the GPU and what was lent to it.
+    /// Adds the wall time that has come since the last look, in which the share might have `percent` of the
+    /// GPU and what was lent to it.
     pub(crate) fn look(&self, now_ns: u64, grant: &Grant, percent: u8) {
         let is_known = grant.beside_ns > 0 && grant.valid_until_ns > now_ns;
         self.is_known.store(is_known, Release);
@@ -65,16 +71,16 @@ impl Wall {
         self.give(own.saturating_add(beside));
     }
 
-    /// What the neighbours had since the grant before; for one caller only, as threads may come with older grants than
-    /// others had.
+    /// Returns the time that the neighbours had since the previous grant. Only one caller gets it, because
+    /// threads may come with older grants than others had.
     fn new_beside(&self, grant: &Grant) -> u64 {
-        // In this order: who reads here what a newer grant left sees below that there was one.
+        // The order matters: a thread that reads here what a newer grant left sees below that there was one.
         let before = self.beside_ns.load(Acquire);
         if self.granted_until_ns.fetch_max(grant.valid_until_ns, AcqRel) >= grant.valid_until_ns {
             return 0;
         }
         let taken = self.beside_ns.compare_exchange(before, grant.beside_ns, AcqRel, Acquire);
-        // An agent that begins anew counts from the beginning.
+        // An agent that starts again counts from the beginning.
         taken.map_or(0, |before| grant.beside_ns.saturating_sub(before))
     }
 
@@ -84,7 +90,7 @@ impl Wall {
         let _ = self.left_ns.fetch_update(AcqRel, Acquire, sum);
     }
 
-    /// The process's kernels were on the GPU for so long.
+    /// Notes that the process's kernels were on the GPU for `ns`.
     pub(crate) fn spend(&self, ns: u64) {
         if self.is_known.load(Acquire) {
             let sum = |left: i64| Some(left.saturating_sub_unsigned(ns));
@@ -92,7 +98,7 @@ impl Wall {
         }
     }
 
-    /// Whether there is any left; when to ask again at the earliest otherwise.
+    /// Returns an error if no wall time is left: the earliest time at which to ask again.
     pub(crate) fn ask(&self, now_ns: u64) -> Result<(), u64> {
         let left = self.left_ns.load(Relaxed);
         if left >= 0 || !self.is_known.load(Acquire) {

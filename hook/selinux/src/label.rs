@@ -1,4 +1,4 @@
-//! A label: the name under which the policy knows a file or a process.
+//! Labels: the names under which the policy knows files and processes.
 
 use rustix::fs::{XattrFlags, getxattr, lgetxattr, lsetxattr};
 use rustix::io::Errno;
@@ -8,16 +8,17 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// The attribute that holds a file's label.
+/// The extended attribute that holds a file's label.
 const ATTRIBUTE: &str = "security.selinux";
-/// No attribute of a file is longer than the kernel lets it be on most file systems.
+/// The longest label, in bytes: the kernel lets no attribute of a file be longer on most file systems.
 const LONGEST: usize = 4096;
 
-/// User, role and type, and a level where the policy has levels: `system_u:object_r:container_file_t:s0`.
+/// A label: user, role and type, and a level where the policy has levels, such as
+/// `system_u:object_r:container_file_t:s0`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Label(String);
 
-/// A text that is no label.
+/// The error of a text that is no label. Holds the text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is no SELinux label: expected user:role:type or user:role:type:level, such as system_u:object_r:container_file_t:s0"
@@ -46,27 +47,29 @@ impl fmt::Display for Label {
 }
 
 impl Label {
-    /// The label itself.
+    /// Returns the label as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Reads what the kernel gives for a label, which ends in a zero.
+    /// Reads a label from what the kernel gives, which ends in a zero.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
         std::str::from_utf8(bytes.get(..end)?).ok()?.trim_end().parse().ok()
     }
 }
 
-/// The label of what a path names; a link's own, not that of what it leads to. `None` if there is none.
+/// Returns the label of what a path names; a link's own, not that of its target. Returns `None` if there is
+/// none.
 ///
 /// # Errors
-/// If it cannot be read, or is none that a policy could have.
+/// If the label cannot be read, or is one that no policy could have.
 pub fn of(path: &Path) -> io::Result<Option<Label>> {
     read(|buffer| lgetxattr(path, ATTRIBUTE, buffer))
 }
 
-/// The label of an open file, also of one that was opened as a mere place (`O_PATH`). `None` if there is none.
+/// Returns the label of an open file, also of one that was opened as a mere place (`O_PATH`). Returns `None`
+/// if there is none.
 ///
 /// # Errors
 /// As with [`of`].
@@ -86,8 +89,9 @@ fn read(get: impl FnOnce(&mut [u8]) -> rustix::io::Result<usize>) -> io::Result<
     label.map(Some).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "its label is damaged"))
 }
 
-/// Gives what a path names a label; a link itself, not what it leads to. What has it already is not touched, so this also
-/// succeeds where a file system is read-only or was mounted with that label. Returns whether anything changed.
+/// Gives a label to what a path names; to a link itself, not to its target. A file that has the label already
+/// is not touched, so this also succeeds where a file system is read-only or was mounted with that label.
+/// Returns true if the label changed.
 ///
 /// # Errors
 /// If the kernel refuses: a label that the policy does not know is `InvalidInput`.

@@ -1,8 +1,8 @@
-//! SELinux as the node agent and the OCI hook meet it: the labels of files, and what the loaded policy lets a process
-//! with one label do with a file that has another. No decision about what is to be labelled is made here.
+//! SELinux for the node agent and the OCI hook: the labels of files, and what the loaded policy lets a
+//! process with one label do with a file that has another. This crate does not decide what is to be labelled.
 //!
-//! Nothing is taken from libselinux: a label is an extended attribute, and the policy is asked through files that the
-//! kernel has in selinuxfs.
+//! It uses nothing of libselinux: a label is an extended attribute, and the policy is asked through files
+//! that the kernel has in selinuxfs.
 #![forbid(unsafe_code)]
 
 mod label;
@@ -14,13 +14,14 @@ pub use policy::{Class, Policy, PolicyError};
 use std::io;
 use std::path::Path;
 
-/// Whether this kernel enforces a policy, or would (permissive): it has SELinux, and a policy is loaded. `proc` is where
-/// `/proc` is.
+/// Returns true if this kernel enforces a policy, or is permissive: it has SELinux, and a policy is loaded.
+/// `proc` is the path of `/proc`.
 ///
-/// A kernel with SELinux that found no policy, as with `SELINUX=disabled`, denies nothing, and refuses mounts with labels.
+/// A kernel with SELinux that found no policy, as with `SELINUX=disabled`, denies nothing, and refuses mounts
+/// with labels.
 ///
 /// # Errors
-/// If the kernel's list of file systems cannot be read.
+/// If the kernel's list of file systems or this process's own label cannot be read.
 pub fn is_on(proc: &Path) -> io::Result<bool> {
     let filesystems = std::fs::read_to_string(proc.join("filesystems"))?;
     if !filesystems.lines().any(|line| line.split_whitespace().last() == Some("selinuxfs")) {

@@ -1,12 +1,12 @@
-//! What the loaded policy lets a process do, as the kernel answers it in selinuxfs. Asking changes nothing and is not
-//! audited.
+//! What the loaded policy lets a process do, as the kernel answers it in selinuxfs. Asking changes nothing
+//! and is not audited.
 
 use crate::Label;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// What a file is to the policy.
+/// The class of a file in the policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// A regular file.
@@ -24,39 +24,39 @@ impl Class {
     }
 }
 
-/// Policies have had this permission since 2017; to older ones it is nothing of its own.
+/// The permission that policies have had since 2017; older policies have no such permission.
 const YOUNG: &str = "map";
-/// No answer is longer.
+/// The longest answer, in bytes.
 const LONGEST: usize = 256;
 
-/// Why it is not known what the policy allows.
+/// The reason why it is not known what the policy allows.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// A file of selinuxfs.
+    /// A file of selinuxfs cannot be used.
     #[error("{path} cannot be {what}: {source}")]
     Io {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The step that failed.
         what: &'static str,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
-    /// A file of selinuxfs says something else than it should.
+    /// A file of selinuxfs has another content than it should.
     #[error("{path} says {said:?}, which is not understood")]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// The content.
         said: String,
     },
-    /// One of the labels is none of this policy.
+    /// The policy does not know one of the labels.
     #[error("the loaded policy does not know one of the labels {process} and {object}")]
     Unknown {
-        /// The process's.
+        /// The process's label.
         process: Label,
-        /// The file's.
+        /// The file's label.
         object: Label,
     },
 }
@@ -68,18 +68,19 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Through the selinuxfs that is mounted here.
+    /// Returns the policy of the selinuxfs that is mounted at `dir`.
     pub fn new(dir: &Path) -> Self {
         Self { dir: dir.to_owned() }
     }
 
-    /// Through the first of these directories that is a selinuxfs.
+    /// Returns the policy of the first of these directories that is a selinuxfs.
     pub fn find(dirs: impl IntoIterator<Item = PathBuf>) -> Option<Self> {
         dirs.into_iter().find(|dir| dir.join("access").exists()).map(|dir| Self { dir })
     }
 
-    /// What of `wanted` a process with one label may not do with a file that has the other. Nothing where denials are
-    /// only noted: the system is permissive, or the process's domain.
+    /// Returns which of the `wanted` permissions a process with one label does not have on a file with the
+    /// other. Returns none if denials are only noted, because the system or the process's domain is
+    /// permissive.
     ///
     /// # Errors
     /// [`PolicyError`].
@@ -138,8 +139,8 @@ fn ask(path: &Path, question: &str) -> Result<String, (&'static str, io::Error)>
     Ok(String::from_utf8_lossy(buffer.get(..length).unwrap_or_default()).into_owned())
 }
 
-/// What the kernel says of a process, a file and a class: `allowed decided auditallow auditdeny seqno flags`, in
-/// hexadecimal but for the fifth. Kernels before 2.6.32 have no flags.
+/// The kernel's answer about a process, a file and a class: `allowed decided auditallow auditdeny seqno
+/// flags`, in hexadecimal but for the fifth. Kernels before 2.6.32 have no flags.
 #[derive(Debug, PartialEq, Eq)]
 struct Answer {
     allowed: u32,
@@ -158,7 +159,7 @@ impl Answer {
         Some(Self { allowed, permissive: flags & 1 != 0 })
     }
 
-    /// Permissions are counted from one.
+    /// Returns true if a permission is allowed; permissions are counted from one.
     fn allows(&self, permission: u32) -> bool {
         let bit = permission.checked_sub(1).and_then(|at| 1_u32.checked_shl(at));
         self.permissive || bit.is_some_and(|bit| self.allowed & bit != 0)

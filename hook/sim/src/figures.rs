@@ -10,15 +10,15 @@ use crate::world::{Devices, Load, Outcome, Tenant, Variant, run, run_rival};
 /// One figure for `limiter.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figure {
-    /// Its name.
+    /// The name of the figure.
     pub name: String,
-    /// What came out.
+    /// The result.
     pub value: f64,
-    /// In which unit.
+    /// The unit of the result.
     pub unit: &'static str,
-    /// What it is to be compared with: the goal, or the ideal.
+    /// The value to compare it with: the goal, or the ideal.
     pub baseline: f64,
-    /// What the baseline is, and what else is to be known.
+    /// What the baseline is, and what else has to be known.
     pub note: &'static str,
 }
 
@@ -29,18 +29,18 @@ const SAMPLED: &str =
 const PUBLISHED: &str =
     "our own reading of another limiter's description; the baseline is its authors' figure";
 
-/// Errors of all tenants in the first window, in percentage points.
+/// Returns the errors of all tenants in the first window, in percentage points.
 fn errors_of(outcome: &Outcome, tenants: &[Tenant]) -> Vec<f64> {
     let of = |(share, tenant): (&f64, &Tenant)| share * 100.0 - f64::from(tenant.percent);
     outcome.windows.iter().flat_map(|shares| shares.iter().zip(tenants).map(of)).collect()
 }
 
-/// The same of tenants that run now.
+/// Runs tenants, and returns their errors in percentage points.
 pub fn errors(variant: Variant, tenants: &[Tenant], seed: u64) -> Vec<f64> {
     errors_of(&run(variant, tenants, window(tenants), 1, seed), tenants)
 }
 
-/// Absolute errors of scenarios on a device, in order, and the waits in them.
+/// Returns the absolute errors of scenarios on a device, in order, and the waits in them.
 fn all_errors(variant: Variant, loads: &[Load], percents: &[&[u8]]) -> (Vec<f64>, Waits) {
     let (mut all, mut waits) = (Vec::new(), Waits::default());
     for load in loads {
@@ -65,7 +65,7 @@ fn worst(variants: &[Variant], of: impl Fn(Variant) -> f64) -> f64 {
     variants.iter().copied().map(of).fold(f64::NEG_INFINITY, f64::max)
 }
 
-/// What tenants of 30 and 70 % get of each other, by device and load.
+/// Returns what tenants of 30 and 70 % get, as a ratio, for each device and load.
 fn two_tenants_each(variants: &[Variant]) -> Vec<Figure> {
     let streams = Load { streams: 8, width: crate::gpu::WHOLE / 8, ..Load::of(5_000_000) };
     let loads = [
@@ -92,20 +92,20 @@ fn two_tenants_each(variants: &[Variant]) -> Vec<Figure> {
     all
 }
 
-/// Of all of them, the furthest from 3/7.
+/// Returns the figure that is furthest from 3/7.
 fn furthest(each: Vec<Figure>) -> f64 {
     let far = |ratio: &f64| (ratio - 3.0 / 7.0).abs();
     let all = each.into_iter().map(|figure| figure.value);
     all.max_by(|a, b| far(a).total_cmp(&far(b))).unwrap_or(f64::NAN)
 }
 
-/// Jain's index: 1 where all have the same, 1/n where one of n has everything.
+/// Returns Jain's index: 1 where all have the same, 1/n where one of n has everything.
 fn jain_of(got: impl Iterator<Item = f64> + Clone) -> f64 {
     let squares: f64 = got.clone().map(|g| g * g).sum();
     got.clone().sum::<f64>().powi(2) / (got.count() as f64 * squares)
 }
 
-/// Of what each of eight tenants got of its quota.
+/// Returns Jain's index of what each of eight tenants got of its quota.
 fn jain(variant: Variant) -> f64 {
     let tenants = tenants(&[5, 5, 10, 10, 10, 20, 20, 20], Load::of(5_000_000));
     let outcome = run(variant, &tenants, window(&tenants), 1, 1);
@@ -113,14 +113,14 @@ fn jain(variant: Variant) -> f64 {
     outcome.windows.iter().map(of).fold(f64::INFINITY, f64::min)
 }
 
-/// Processes of one share, and what each does.
+/// Returns numbers of processes of one share, and what each process does.
 fn siblings() -> impl Iterator<Item = (usize, Load)> {
     let kernels = [50_000, 500_000, 5_000_000, 50_000_000];
     [2, 4, 8].into_iter().flat_map(move |processes| kernels.map(|kernel| (processes, Load::of(kernel))))
 }
 
-/// Jain's index of what the processes of a share of 30 % have of it beside one of 50 %, and how many percentage points
-/// the share is off.
+/// Returns Jain's index of what the processes of a share of 30 % have of it beside a share of 50 %, and by
+/// how many percentage points the share is off.
 fn among_siblings(variant: Variant, processes: usize, load: Load) -> (f64, f64) {
     let mut tenants = tenants(&[30, 50], load);
     if let Some(first) = tenants.first_mut() {
@@ -132,11 +132,12 @@ fn among_siblings(variant: Variant, processes: usize, load: Load) -> (f64, f64) 
     (jain.unwrap_or(f64::NAN), error.unwrap_or(f64::NAN))
 }
 
-/// Kernels of a borrower whose owner comes back.
+/// The lengths of the kernels of a borrower whose owner comes back, in nanoseconds.
 const RECLAIMED_NS: [u64; 4] = [500_000, 5_000_000, 20_000_000, 50_000_000];
 
-/// Milliseconds from an owner's first launch until it has its quota: until the first 100 ms begin in which it has at
-/// least nine tenths of it, in steps of 10 ms. The worst of some moments at which the owner comes.
+/// Returns the milliseconds from an owner's first launch until it has its quota: until the first 100 ms begin
+/// in which it has at least nine tenths of it, in steps of 10 ms. It is the worst of several moments at which
+/// the owner comes.
 fn reclaim_ms(variant: Variant, kernel_ns: u64) -> f64 {
     [200, 203, 207, 212, 219]
         .map(|start| reclaim_at(variant, kernel_ns, start))
@@ -156,8 +157,9 @@ fn reclaim_at(variant: Variant, kernel_ns: u64, from: usize) -> f64 {
     first.map_or(10.0 * got.len() as f64, |at| at as f64 * 10.0)
 }
 
-/// A tenant of 30 % with bursts that come to less than that, beside a busy one of 70 %: how far it stays behind what it
-/// asks for, or the other from its quota, in percentage points; the worst of some bursts.
+/// Returns the error of a tenant of 30 % with bursts that come to less than that, beside a busy one of 70 %:
+/// how far it stays behind what it asks for, or the other from its quota, in percentage points. It is the
+/// worst of several bursts.
 fn burst_error(variant: Variant) -> f64 {
     // Launches of a burst, their length, and the pause: 20 % of the GPU, and 10 % in large bursts.
     let shapes = [(20, 1_000_000, 100_000_000), (400, 50_000, 100_000_000), (4, 5_000_000, 200_000_000)];
@@ -178,7 +180,7 @@ fn burst_error(variant: Variant) -> f64 {
     shapes.into_iter().map(error).fold(0.0, f64::max)
 }
 
-/// Mean and 95th percentile of the errors of these scenarios, and the waits in them.
+/// Returns mean and 95th percentile of the errors of these scenarios, and the waits in them.
 fn sm_errors(variants: &[Variant], name: &str, loads: &[Load], percents: &[&[u8]]) -> (Vec<Figure>, Waits) {
     let all: Vec<_> = variants.iter().map(|variant| all_errors(*variant, loads, percents)).collect();
     let waits = all.iter().fold(Waits::default(), |sum, (_, waits)| sum.and(*waits));
@@ -196,7 +198,7 @@ fn sm_errors(variants: &[Variant], name: &str, loads: &[Load], percents: &[&[u8]
     (vec![figure("mean_pp", highest(&mean), 1.0), figure("p95_pp", highest(&p95), 3.0)], waits)
 }
 
-/// The same of scenarios beyond those of one to four tenants with kernels of even length.
+/// Returns the same figures for scenarios beyond those of one to four tenants with kernels of even length.
 fn further_errors(variants: &[Variant]) -> Vec<Figure> {
     let sets = [
         sm_errors(variants, "sm_error.graphs", &graphs(), &PERCENTS),
@@ -207,7 +209,7 @@ fn further_errors(variants: &[Variant]) -> Vec<Figure> {
     sets.into_iter().flat_map(|(figures, _)| figures).collect()
 }
 
-/// All figures.
+/// Returns all figures.
 pub fn all(devices: &Devices) -> Vec<Figure> {
     let variants = &devices.variants;
     let (mut figures, waits) = sm_errors(variants, "sm_error", &loads(), &PERCENTS);
@@ -265,11 +267,12 @@ pub fn all(devices: &Devices) -> Vec<Figure> {
     figures
 }
 
-/// Kernels of the load with which vgpu-manager measures, whose description says 50 to 200 ms, about 100.
+/// The kernels of vgpu-manager's load, in nanoseconds; its description says 50 to 200 ms, about 100.
 const PUBLISHED_NS: [u64; 2] = [50_000_000, 100_000_000];
 
-/// How vgpu-manager takes its errors: one tenant of 30 % that waits for each kernel, for 30 s; the utilisation that NVML
-/// shows, in whole percent, from the first sample above 5 % on. Mean error in points.
+/// Returns the mean error in points, taken as vgpu-manager takes its errors: one tenant of 30 % waits for
+/// each kernel, for 30 s; what counts is the utilisation that NVML shows, in whole percent, from the first
+/// sample above 5 % on.
 fn as_published(play: impl Fn(&[Tenant]) -> Outcome) -> f64 {
     let of = |kernel_ns: u64| {
         let tenants = tenants(&[30], Load { waits: true, ..Load::of(kernel_ns) });
@@ -282,7 +285,8 @@ fn as_published(play: impl Fn(&[Tenant]) -> Outcome) -> f64 {
     mean(&PUBLISHED_NS.map(of))
 }
 
-/// How HAMi-core's issue 314 has it: matrix products of 21.6 ms in two tenants of 30 and 70 %, for 240 s.
+/// Returns the ratio of two tenants of 30 and 70 % as in HAMi-core's issue 314: matrix products of 21.6 ms,
+/// for 240 s.
 fn pair_as_published(play: impl Fn(&[Tenant]) -> Outcome) -> f64 {
     let outcome = play(&tenants(&[30, 70], Load::of(21_600_000)));
     outcome.windows.first().and_then(|w| Some(w.first()? / w.get(1)?)).unwrap_or(f64::NAN)
@@ -291,7 +295,7 @@ fn pair_as_published(play: impl Fn(&[Tenant]) -> Outcome) -> f64 {
 const SAMPLES: usize = 180;
 const PAIR_NS: u64 = 240_000_000_000;
 
-/// What the controllers of others come to in the same world as ours, measured as their authors did.
+/// Returns the figures of others' controllers in the same world, measured as their authors did.
 fn rivals(variants: &[Variant; 3]) -> Vec<Figure> {
     let [first, ..] = *variants;
     let figure = |who: &str, what: &str, value, unit, baseline, note| Figure {

@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-/// What a stream does.
+/// One item of a stream.
 #[derive(Clone, Copy, Debug)]
 enum Work {
     Kernel {
@@ -13,9 +13,10 @@ enum Work {
         order: u64,
     },
     Event(usize),
-    /// Nothing, for so long from when the stream comes to it: what passes between two kernels of a graph.
+    /// A gap of this many nanoseconds, from when the stream comes to it: the time between two kernels of a
+    /// graph.
     Gap(u64),
-    /// The same when it has come to it.
+    /// A gap that the stream has come to, with its end.
     Until(u64),
 }
 
@@ -32,7 +33,7 @@ struct Stream {
 #[derive(Default)]
 struct Process {
     streams: Vec<Stream>,
-    /// When each event was reached; `None` while it is to be.
+    /// The time at which each event was reached; `None` if it has not been.
     events: Vec<Option<u64>>,
     width: u32,
     running: Vec<usize>,
@@ -42,13 +43,13 @@ struct Process {
 /// How the GPU switches between processes.
 #[derive(Clone, Copy, Debug)]
 pub struct Slices {
-    /// How long a process runs while others wait.
+    /// The time for which a process runs while others wait, in nanoseconds.
     pub slice_ns: u64,
-    /// Cost of a switch.
+    /// The cost of a switch, in nanoseconds.
     pub switch_ns: u64,
 }
 
-/// The device.
+/// The simulated GPU.
 pub struct Gpu {
     now_ns: u64,
     slices: Slices,
@@ -57,12 +58,12 @@ pub struct Gpu {
     slice_left_ns: u64,
     switch_left_ns: u64,
     launches: u64,
-    /// When gaps end, and whose they are.
+    /// The ends of gaps, and whose they are.
     gaps: BinaryHeap<Reverse<(u64, usize)>>,
 }
 
 impl Gpu {
-    /// An idle GPU.
+    /// Returns an idle GPU.
     pub fn new(slices: Slices, processes: usize, streams: usize, events: usize) -> Self {
         let process = || Process {
             streams: (0..streams).map(|_| Stream::default()).collect(),
@@ -81,22 +82,23 @@ impl Gpu {
         }
     }
 
-    /// The clock.
+    /// Returns the time of the clock in nanoseconds.
     pub fn now_ns(&self) -> u64 {
         self.now_ns
     }
 
-    /// GPU time of a process: in which it was switched in and a kernel of it was resident.
+    /// Returns the GPU time of a process in nanoseconds: the time in which it was switched in and had a
+    /// kernel on the GPU.
     pub fn used_ns(&self, process: usize) -> u64 {
         self.processes.get(process).map_or(0, |p| p.used_ns)
     }
 
-    /// Kernels that a stream has been given and not ended.
+    /// Returns the number of kernels that a stream was given and has not ended.
     pub fn depth(&self, process: usize, stream: usize) -> usize {
         self.processes.get(process).and_then(|p| p.streams.get(stream)).map_or(0, |s| s.kernels)
     }
 
-    /// When an event was reached.
+    /// Returns the time at which an event was reached.
     pub fn event(&self, process: usize, event: usize) -> Option<u64> {
         self.processes.get(process)?.events.get(event).copied().flatten()
     }
@@ -113,7 +115,7 @@ impl Gpu {
         self.start(process);
     }
 
-    /// Lets a stream do nothing for so long behind what it was given.
+    /// Makes a stream do nothing for `gap_ns` after what it was given.
     pub fn idle(&mut self, process: usize, stream: usize, gap_ns: u64) {
         if let Some(s) = self.processes.get_mut(process).and_then(|p| p.streams.get_mut(stream)) {
             s.queue.push_back(Work::Gap(gap_ns));
@@ -134,7 +136,8 @@ impl Gpu {
         self.start(process);
     }
 
-    /// Reaches events, begins and ends gaps, and starts kernels that stand first in their streams and have room.
+    /// Reaches events, begins and ends gaps, and starts kernels that are first in their streams and have
+    /// room.
     fn start(&mut self, process: usize) {
         let now = self.now_ns;
         let Some(p) = self.processes.get_mut(process) else { return };
@@ -181,7 +184,7 @@ impl Gpu {
         self.processes.get(process).is_some_and(|p| !p.running.is_empty())
     }
 
-    /// Makes a process with work current, if there is one; whether others wait for it.
+    /// Makes a process with work current, if there is one. Returns true if others wait for the GPU.
     fn pick(&mut self) -> Option<bool> {
         let count = self.processes.len();
         let waiting = (0..count).filter(|at| self.has_work(*at)).count();
@@ -242,7 +245,7 @@ impl Gpu {
         }
     }
 
-    /// Runs the current process's kernels; whether one ended.
+    /// Runs the current process's kernels. Returns true if one ended.
     fn run(&mut self, by: u64) -> bool {
         let Some(p) = self.processes.get_mut(self.current) else { return false };
         p.used_ns += by;

@@ -1,9 +1,9 @@
-//! Figures as the benchmarks write them.
+//! Figures in the form in which the benchmarks write them.
 
 use crate::figures::Figure;
 use crate::world::Devices;
 
-/// As JSON for `limiter.json`.
+/// Returns the figures as JSON for `limiter.json`.
 pub fn json(figures: &[Figure], devices: &Devices) -> String {
     let one = |figure: &Figure| {
         let Figure { name, value, unit, baseline, note } = figure;

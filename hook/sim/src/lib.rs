@@ -1,7 +1,7 @@
 //! The limiter's gate and learner, as shipped, against a simulated GPU in virtual time: hours of GPU time in
-//! seconds, with nothing injected but clock, wait and device.
+//! seconds, with nothing replaced but clock, wait and device.
 //!
-//! Start reading at [`world::run`]. What the figures mean is in [`figures`].
+//! Start reading at [`world::run`]. [`figures`] says what the figures mean.
 
 #![cfg_attr(test, allow(clippy::indexing_slicing, reason = "tests"))]
 

@@ -1,4 +1,5 @@
-//! Prints the figures; `--json` as a list for `limiter.json`, `--record FILE` with what is recorded of a real driver.
+//! Prints the figures. `--json` prints them as a list for `limiter.json`; `--record FILE` takes what is
+//! recorded of a real driver.
 
 use aliquot_limiter_sim::figures::all;
 use aliquot_limiter_sim::json::json;

@@ -1,50 +1,53 @@
-//! The two controllers that others limit GPU time with, for comparison. Both count launches in grid blocks, let them go
-//! while there are tokens, and set how many tokens come by the utilisation that NVML reports. Written anew from
-//! descriptions of them, as our own reading; what those leave open is assumed, and says so.
+//! The two controllers that others limit GPU time with, for comparison.
+//!
+//! Both count launches in grid blocks, let them go while there are tokens, and set how many tokens come by
+//! the utilisation that NVML reports. They are written anew from descriptions, as this project reads them;
+//! where a description leaves something open, it is assumed, and the comment says so.
 
-/// How the tokens of a period follow from the last utilisation.
+/// The rule by which the tokens of a period follow from the last utilisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// A step towards the limit that grows with the distance: HAMi-core's stock controller, which is vcuda-controller's.
+    /// A step towards the limit that grows with the distance: HAMi-core's stock controller, which is
+    /// vcuda-controller's.
     Delta,
-    /// Adds in proportion to the distance below seven eighths of the limit, and takes two thirds above:
-    /// vgpu-manager's, as its figures were taken.
+    /// An addition in proportion to the distance below seven eighths of the limit, and a cut by two thirds
+    /// above: vgpu-manager's controller, as its figures were taken.
     Aimd,
 }
 
-/// What a controller sees of a GPU and of the kernels on it.
+/// A GPU and the kernels on it, as a controller sees them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Board {
-    /// Multiprocessors.
+    /// The number of multiprocessors.
     pub processors: i64,
-    /// Threads that fit on each.
+    /// The number of threads that fit on each.
     pub threads: i64,
     /// Grid blocks in a millisecond of the kernels that run: all that a controller knows of their length.
     pub blocks_per_ms: u64,
 }
 
 impl Board {
-    /// An RTX 4080 with the kernel that vgpu-manager measures with: 65,536 blocks of 256 threads with 16,384 fused
-    /// multiplications and additions each would take 11.3 ms (9,728 lanes at 2.5 GHz).
+    /// An RTX 4080 with the kernel that vgpu-manager measures with: 65,536 blocks of 256 threads with 16,384
+    /// fused multiplications and additions each would take 11.3 ms (9,728 lanes at 2.5 GHz).
     pub const RTX_4080: Self = Self { processors: 76, threads: 1536, blocks_per_ms: 5_800 };
-    /// An RTX PRO 6000 with the matrix products of HAMi-core's issue 314: 46.2 in a second of 1,024 blocks each (tiles
-    /// of 128 x 128 are assumed).
+    /// An RTX PRO 6000 with the matrix products of HAMi-core's issue 314: 46.2 in a second of 1,024 blocks
+    /// each (tiles of 128 x 128 are assumed).
     pub const RTX_PRO_6000: Self = Self { processors: 188, threads: 1536, blocks_per_ms: 47 };
 
-    /// Most tokens that there can be.
+    /// Returns the most tokens that there can be.
     const fn most(self) -> i64 {
         self.threads * self.processors * 32
     }
 }
 
-/// How often utilisation is looked at.
+/// The time between two looks at utilisation, in nanoseconds.
 pub(crate) const PERIOD_NS: u64 = 120_000_000;
-/// How long a launch without tokens waits before it asks again.
+/// The time after which a launch without tokens asks again, in nanoseconds.
 pub(crate) const RETRY_NS: u64 = 10_000_000;
-/// How often NVML takes a sample of utilisation. Percent are whole.
+/// The time between two samples of utilisation by NVML, in nanoseconds. Percent are whole.
 pub(crate) const SAMPLE_NS: u64 = 166_666_667;
 
-/// Percentage points by which the distance counts at least.
+/// The least distance that counts, in percentage points.
 const LEAST_DISTANCE: i64 = 5;
 
 /// The limiter of one share's only process.
@@ -54,11 +57,11 @@ pub(crate) struct Rival {
     board: Board,
     limit: i64,
     tokens: i64,
-    /// What comes in every period.
+    /// The tokens that come in every period.
     income: i64,
-    /// When NVML's last sample was taken, and GPU time until then.
+    /// The time of NVML's last sample, and the GPU time until then.
     sample: (u64, u64),
-    /// Utilisation of the last sample, in percent.
+    /// The utilisation of the last sample, in percent.
     percent: i64,
 }
 
@@ -67,14 +70,14 @@ impl Rival {
         Self { rule, board, limit: i64::from(percent), tokens: 0, income: 0, sample: (0, 0), percent: 0 }
     }
 
-    /// Launches a kernel of so many nanoseconds, if there are tokens; its blocks are all that is seen of its length.
+    /// Launches a kernel of `kernel_ns` if there are tokens; its blocks are all that is seen of its length.
     pub(crate) fn launch(self, kernel_ns: u64) -> Option<Self> {
         let blocks = (kernel_ns * self.board.blocks_per_ms / 1_000_000).max(1);
         let tokens = self.tokens - i64::try_from(blocks).unwrap_or(i64::MAX);
         (self.tokens >= 0).then_some(Self { tokens, ..self })
     }
 
-    /// A period is over; the process has had `used_ns` of GPU time in all.
+    /// Ends a period; the process has had `used_ns` of GPU time in all.
     #[must_use]
     pub(crate) fn tick(mut self, now_ns: u64, used_ns: u64) -> Self {
         let (then, used_then) = self.sample;

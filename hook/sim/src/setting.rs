@@ -1,23 +1,24 @@
-//! What devices are like, and what tenants do.
+//! The devices of the simulation, and what tenants do.
 
 use crate::gpu::Slices;
 
-/// What a device is like.
+/// The properties of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
-    /// For reports.
+    /// The name for reports.
     pub name: &'static str,
-    /// Time slices.
+    /// The time slices.
     pub slices: Slices,
-    /// What the node agent is told of their length.
+    /// The length of the slices that the node agent is told, in nanoseconds.
     pub told_ns: u64,
-    /// Steps of event times.
+    /// The step of event times, in nanoseconds.
     pub resolution_ns: u64,
-    /// What a pair of events adds to the time between them.
+    /// The time that a pair of events adds to the time between them, in nanoseconds.
     pub event_ns: u64,
 }
 
-/// The variants that every figure is the worst of. All parameters are assumed; [`recorded`] replaces those with a record.
+/// The variants that every figure is the worst of. All parameters are assumed; [`recorded`] replaces those
+/// that there is a record of.
 pub const VARIANTS: [Variant; 3] = [
     Variant {
         name: "2 ms slices",
@@ -42,7 +43,7 @@ pub const VARIANTS: [Variant; 3] = [
     },
 ];
 
-/// The same with time slices of a recorded length, of which the node agent is told.
+/// Returns the variants with time slices of a recorded length, of which the node agent is told.
 fn recorded(slice_ns: u64) -> [Variant; 3] {
     let names = ["recorded slices", "recorded slices, slow events", "recorded slices, quick switches"];
     let mut named = names.into_iter();
@@ -57,14 +58,14 @@ fn recorded(slice_ns: u64) -> [Variant; 3] {
 /// The devices of all figures.
 #[derive(Clone, Debug)]
 pub struct Devices {
-    /// Each figure is the worst of these.
+    /// The variants of which each figure is the worst.
     pub variants: [Variant; 3],
-    /// What of them has no record.
+    /// The parameters that have no record.
     pub assumed: Vec<&'static str>,
 }
 
 impl Devices {
-    /// As recorded of a real driver, and as assumed where there is no record.
+    /// Returns the devices as recorded of a real driver, and as assumed where there is no record.
     pub fn new(slice_ns: Option<u64>) -> Self {
         let variants = slice_ns.map_or(VARIANTS, recorded);
         let slices = slice_ns.is_none().then_some("time slices");
@@ -78,55 +79,56 @@ impl Devices {
 /// What a tenant does.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// Kernels' lengths, launched in turn; zeros are left out.
+    /// The lengths of kernels in nanoseconds, launched in turn; zeros are left out.
     pub kernels_ns: [u64; 3],
-    /// Random part of each, in percent to either side.
+    /// The random part of each length, in percent to either side.
     pub jitter_percent: u64,
-    /// Kernels' lengths are log-normal about their mean with this standard deviation of the logarithm, in percent; 0 =
-    /// the random part above.
+    /// The standard deviation of the logarithm of log-normal lengths about their mean, in percent; 0 =
+    /// lengths with the random part above.
     pub sigma_percent: u64,
-    /// Kernels of a launch: more than one are a graph.
+    /// The number of kernels of a launch; more than one are a graph.
     pub nodes: u64,
-    /// What passes between two kernels of a graph.
+    /// The time between two kernels of a graph, in nanoseconds.
     pub gap_ns: u64,
-    /// Streams, used in turn.
+    /// The number of streams, used in turn.
     pub streams: usize,
-    /// Part of the GPU that a kernel fills, in thousandths.
+    /// The part of the GPU that a kernel fills, in thousandths.
     pub width: u32,
-    /// Launches between pauses of `pause_ns`; 0 = never.
+    /// The number of launches between pauses of `pause_ns`; 0 = no pauses.
     pub burst: u64,
-    /// Host time between bursts.
+    /// Host time between bursts, in nanoseconds.
     pub pause_ns: u64,
-    /// Waits for each kernel before the next launch.
+    /// True if each kernel is waited for before the next launch.
     pub waits: bool,
-    /// When the first launch comes, from the start of the run.
+    /// The time of the first launch from the start of the run, in nanoseconds.
     pub start_ns: u64,
-    /// Processes that do this, each for itself.
+    /// The number of processes that do this, each for itself.
     pub processes: usize,
-    /// When the first of them is killed.
+    /// The moment at which the first of them is killed.
     pub death: Option<Death>,
 }
 
 /// The moment at which a process is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Death {
-    /// Not before this time, from the start of the run.
+    /// The earliest time, from the start of the run, in nanoseconds.
     pub from_ns: u64,
-    /// What it is doing then.
+    /// What the process is doing then.
     pub moment: Moment,
 }
 
 /// What a process is doing when it is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// It has been told to wait.
+    /// The process has been told to wait.
     InLine,
-    /// It was let go, and has not launched yet: that launch, and a lease if it took one, are charged for nothing.
+    /// The process was let go, and has not launched yet: that launch, and a lease if it took one, are charged
+    /// for nothing.
     Admitted,
 }
 
 impl Load {
-    /// Kernels of one length on one stream, as fast as they go.
+    /// Returns a load of kernels of one length on one stream, as fast as they go.
     pub fn of(kernel_ns: u64) -> Self {
         Self {
             kernels_ns: [kernel_ns, 0, 0],
@@ -145,12 +147,12 @@ impl Load {
         }
     }
 
-    /// Longest launch, of those of even length.
+    /// Returns the length of the longest launch in nanoseconds, of launches of even length.
     pub fn longest_ns(&self) -> u64 {
         self.kernels_ns.iter().copied().max().unwrap_or(0) * self.nodes
     }
 
-    /// Length of one kernel.
+    /// Returns the length of one kernel in nanoseconds.
     pub(crate) fn length(&self, mean_ns: u64, state: &mut u64) -> u64 {
         if self.sigma_percent > 0 {
             let sigma = self.sigma_percent as f64 / 100.0;
@@ -169,7 +171,7 @@ pub(crate) fn random(state: &mut u64) -> u64 {
     *state
 }
 
-/// A normal number of mean 0 and deviation 1, by Box and Muller.
+/// Returns a normal number of mean 0 and deviation 1, by Box and Muller.
 fn normal(state: &mut u64) -> f64 {
     let mut unit = || (random(state) >> 11) as f64 / (1_u64 << 53) as f64;
     let (a, b) = (unit().max(1e-12), unit());
@@ -181,11 +183,11 @@ fn normal(state: &mut u64) -> f64 {
 pub struct Tenant {
     /// Percent of the GPU.
     pub percent: u8,
-    /// What its processes do.
+    /// What the share's processes do.
     pub load: Load,
-    /// Whether it may borrow.
+    /// True if the share may borrow.
     pub is_soft: bool,
-    /// Orders borrowers.
+    /// The order among borrowers; higher goes first.
     pub priority: i8,
 }
 

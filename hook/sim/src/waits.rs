@@ -1,25 +1,25 @@
-//! How long processes sleep at the gate, and how late they wake.
+//! The waits of processes at the gate: how long they sleep, and how late they wake.
 
-/// What all sleeps of a run come to.
+/// The sum of all sleeps of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waits {
-    /// How many there were.
+    /// The number of sleeps.
     pub count: u64,
-    /// The longest, in nanoseconds.
+    /// The longest sleep, in nanoseconds.
     pub longest_ns: u64,
-    /// The longest that a process slept on while the gate would have let it go.
+    /// The longest time that a process slept on while the gate would have let it go, in nanoseconds.
     pub latest_ns: u64,
 }
 
 impl Waits {
-    /// A process wakes.
+    /// Adds the sleep of a process that wakes.
     pub(crate) fn add(&mut self, sleep: &Sleep, now_ns: u64) {
         self.count += 1;
         self.longest_ns = self.longest_ns.max(now_ns - sleep.asked_ns);
         self.latest_ns = self.latest_ns.max(sleep.open_ns.map_or(0, |open| now_ns - open));
     }
 
-    /// Both runs together.
+    /// Returns the waits of both runs together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -30,13 +30,13 @@ impl Waits {
     }
 }
 
-/// A process that was told to wait. What the gate said then is not its deadline for good: charges and refunds of
-/// others of its share move that.
+/// A process that was told to wait. The time that the gate told it is not its final deadline: charges and
+/// refunds of other processes of its share move that.
 pub(crate) struct Sleep {
     asked_ns: u64,
-    /// Up to when what happened is known.
+    /// The time up to which it is known what happened, in nanoseconds.
     seen_ns: u64,
-    /// Since when the gate would let it go, as far as its share's own quota goes.
+    /// The time since when the gate would let it go, as far as its share's own quota goes, in nanoseconds.
     open_ns: Option<u64>,
 }
 
@@ -45,7 +45,7 @@ impl Sleep {
         Self { asked_ns: now_ns, seen_ns: now_ns, open_ns: None }
     }
 
-    /// Time passes, in which everything is paid for at `paid_until_ns`.
+    /// Lets time pass, in which everything is paid for at `paid_until_ns`.
     pub(crate) fn pass(&mut self, until_ns: u64, paid_until_ns: u64) {
         if paid_until_ns <= until_ns {
             self.open_ns = self.open_ns.or_else(|| Some(paid_until_ns.max(self.seen_ns)));
@@ -53,7 +53,7 @@ impl Sleep {
         self.seen_ns = until_ns;
     }
 
-    /// Somebody has acted, and everything is paid for at `paid_until_ns` now.
+    /// Notes that some process has acted, and that everything is now paid for at `paid_until_ns`.
     pub(crate) fn note(&mut self, now_ns: u64, paid_until_ns: u64) {
         if paid_until_ns > now_ns {
             self.open_ns = None;

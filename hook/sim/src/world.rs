@@ -1,4 +1,4 @@
-//! Tenants on one GPU: what they launch, and how the limiter holds them.
+//! Tenants on one GPU: what they launch, and how the limiter holds them to their quotas.
 
 use crate::gpu::Gpu;
 use crate::rivals::{self, Board, Rival, Rule};
@@ -17,11 +17,11 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Launches that a stream takes before the next one blocks.
+/// The number of launches that a stream takes before the next one blocks.
 const QUEUE: usize = 1024;
-/// How late a sleeper wakes.
+/// The time by which a sleeper wakes late, in nanoseconds.
 const WAKE_NS: u64 = 60_000;
-/// Host time of a call of the driver.
+/// Host time of a driver call, in nanoseconds.
 const CALL_NS: u64 = 1_000;
 
 /// The node agent's place in the agenda.
@@ -31,12 +31,12 @@ const AGENT: usize = usize::MAX;
 struct Held {
     tenant: Tenant,
     compute: Box<Compute>,
-    /// Entries of the log that the agent has read.
+    /// The number of log entries that the agent has read.
     logged: u64,
     grant: Grant,
-    /// Who limits it in our place.
+    /// Another limiter, if one limits the share in place of this one.
     rival: Cell<Option<Rival>>,
-    /// Its processes in the world, by slot.
+    /// The share's processes in the world, by slot.
     processes: Vec<usize>,
 }
 
@@ -76,7 +76,7 @@ impl Process {
 }
 
 impl Held {
-    /// What the agent sees of it.
+    /// Returns the share as the agent sees it.
     fn share(&mut self, at: usize, processes: &[Process]) -> Share {
         let compute = &self.compute;
         let logged = compute.logged.load(Relaxed);
@@ -110,13 +110,13 @@ impl Held {
         }
     }
 
-    /// GPU time of all its processes.
+    /// Returns the GPU time of all processes of the share, in nanoseconds.
     fn used_ns(&self, gpu: &Gpu) -> u64 {
         self.processes.iter().map(|at| gpu.used_ns(*at)).sum()
     }
 }
 
-/// Everything of one run.
+/// The whole state of one run.
 pub struct World {
     gpu: RefCell<Gpu>,
     variant: Variant,
@@ -213,7 +213,7 @@ impl Host for View<'_> {
         self.process.is_pending.set(pending);
     }
 
-    /// As the limiter's core has it, which counts the processes that NVML lists.
+    /// Returns what is known of others, as in the limiter's core, which counts the processes that NVML lists.
     fn others(&self) -> Others {
         let grant = &self.share.grant;
         let is_valid = grant.own_permille > 0 && grant.valid_until_ns > self.now_ns();
@@ -255,14 +255,14 @@ impl Host for View<'_> {
     }
 }
 
-/// What came out of a run.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// GPU time of each tenant in each window, as a part of the window.
     pub windows: Vec<Vec<f64>>,
     /// GPU time of each process of each tenant in all windows, in nanoseconds.
     pub processes: Vec<Vec<u64>>,
-    /// Waits at the gate.
+    /// The waits at the gate.
     pub waits: Waits,
 }
 
@@ -271,10 +271,10 @@ pub fn run(variant: Variant, tenants: &[Tenant], window_ns: u64, windows: usize,
     play(World::new(variant, tenants, seed), tenants, window_ns, windows)
 }
 
-/// Writes something into a share's region, at a time.
+/// A function that writes something into a share's region, at a time.
 pub type Lie = fn(&Compute, u64);
 
-/// The same while somebody writes into the first share's region whenever anybody does anything.
+/// Does what [`run`] does while somebody writes into the first share's region at every step.
 pub fn run_beside(
     lie: Lie,
     variant: Variant,
@@ -287,7 +287,7 @@ pub fn run_beside(
     play(world, tenants, window_ns, windows)
 }
 
-/// The same with another limiter than ours, on a board as it sees it.
+/// Does what [`run`] does with another limiter, on a board as that limiter sees it.
 pub fn run_rival(
     (rule, board): (Rule, Board),
     variant: Variant,
@@ -305,7 +305,7 @@ pub fn run_rival(
 
 fn play(mut world: World, tenants: &[Tenant], window_ns: u64, windows: usize) -> Outcome {
     let start = world.start_ns;
-    // Who acts next, in order of time.
+    // The process that acts next, in order of time.
     let first = |(at, process): (usize, &Process)| {
         let share = tenants.get(process.share)?;
         Some(Reverse((start + share.load.start_ns, at)))
@@ -375,7 +375,7 @@ impl World {
         }
     }
 
-    /// Lets time pass; nobody does anything meanwhile.
+    /// Lets time pass, in which nobody does anything.
     fn pass(&mut self, until_ns: u64) {
         for process in &mut self.processes {
             if let (Some(sleep), Some(share)) = (&mut process.sleep, self.shares.get(process.share)) {
@@ -388,7 +388,7 @@ impl World {
         }
     }
 
-    /// Somebody has done something.
+    /// Notes at the waiting processes that some process has acted.
     fn note_gates(&mut self) {
         let now = self.gpu.get_mut().now_ns();
         for process in &mut self.processes {
@@ -398,7 +398,8 @@ impl World {
         }
     }
 
-    /// The node agent reads the regions and writes the grants; other limiters look at utilisation.
+    /// Lets the node agent read the regions and write the grants, or other limiters look at utilisation.
+    /// Returns the time of the next tick.
     fn tick(&mut self, now_ns: u64) -> u64 {
         if self.shares.iter().any(|share| share.rival.get().is_some()) {
             for share in &self.shares {
@@ -425,7 +426,7 @@ impl World {
         now_ns + TICK_NS
     }
 
-    /// Kills a process, whose kernels run to their ends; it acts never again.
+    /// Kills a process, whose kernels run to their ends; it never acts again.
     fn kill(&mut self, at: usize) -> u64 {
         if let Some(process) = self.processes.get_mut(at) {
             process.is_dead = true;
@@ -434,7 +435,7 @@ impl World {
         u64::MAX
     }
 
-    /// One step of a process's thread; when it acts again.
+    /// Makes one step of a process's thread. Returns the time at which it acts again.
     fn act(&mut self, at: usize) -> u64 {
         let now = self.gpu.borrow().now_ns();
         if let Some(sleep) = self.processes.get_mut(at).and_then(|process| process.sleep.take()) {

@@ -1,24 +1,27 @@
-//! The device nodes of a GPU that the kernel's Direct Rendering Manager (DRM) has: `/dev/dri/card1`, which drives
-//! screens, and `/dev/dri/renderD128`, which only renders. They exist where the module nvidia-drm is loaded.
+//! Finds the device nodes of a GPU that belong to the kernel's Direct Rendering Manager (DRM):
+//! `/dev/dri/card1`, which drives screens, and `/dev/dri/renderD128`, which only renders. They exist if the
+//! module nvidia-drm is loaded.
 //!
-//! They are found in sysfs by the GPU's PCI address, with their numbers, so no `/dev` counts. The links by that address
-//! are those that udev makes (`60-drm.rules` of systemd), whether or not the host has udev.
+//! The nodes are found in sysfs by the GPU's PCI address, with their numbers, so the content of `/dev` does
+//! not matter. The links by that address are those that udev makes (`60-drm.rules` of systemd), whether or
+//! not the host has udev.
 
 use super::CharDevice;
 use std::fs;
 use std::path::Path;
 
-/// A kind of node.
+/// The kind of a DRM node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DrmKind {
-    /// Screens and rendering. Whoever opens it first may drive the screens, and names of buffers are common to all.
+    /// A node for screens and rendering. The first process that opens it may drive the screens, and names of
+    /// buffers are common to all.
     Card,
-    /// Rendering alone, each opener for itself.
+    /// A node for rendering alone, separate for each opener.
     Render,
 }
 
 impl DrmKind {
-    /// What the names of such nodes begin with, before their number.
+    /// Returns the prefix of the names of such nodes, before their number.
     const fn prefix(self) -> &'static str {
         match self {
             Self::Card => "card",
@@ -26,7 +29,7 @@ impl DrmKind {
         }
     }
 
-    /// What the names of links to them end with.
+    /// Returns the suffix of the names of links to them.
     const fn suffix(self) -> &'static str {
         match self {
             Self::Card => "card",
@@ -35,19 +38,19 @@ impl DrmKind {
     }
 }
 
-/// A node, and the link to it.
+/// A DRM node, and the link to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DrmNode {
-    /// The node.
+    /// The device of the node.
     pub device: CharDevice,
-    /// Path of the link.
+    /// The path of the link.
     pub link: String,
-    /// What the link says.
+    /// The target of the link.
     pub target: String,
 }
 
-/// The nodes of these kinds that a GPU has, sorted by path; none where nvidia-drm is not loaded. `sys_root` is `/sys`,
-/// `bus_id` an address as the kernel writes it (`0000:17:00.0`).
+/// Returns the nodes of these kinds that a GPU has, sorted by device; none if nvidia-drm is not loaded.
+/// `sys_root` is `/sys`, and `bus_id` is an address as the kernel writes it (`0000:17:00.0`).
 pub fn nodes(sys_root: &Path, bus_id: &str, kinds: &[DrmKind]) -> Vec<DrmNode> {
     let dir = sys_root.join("bus/pci/devices").join(bus_id).join("drm");
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -67,18 +70,18 @@ pub fn nodes(sys_root: &Path, bus_id: &str, kinds: &[DrmKind]) -> Vec<DrmNode> {
     found
 }
 
-/// The devices of all nodes that a GPU has; none where its address is not known.
+/// Returns the devices of all nodes that a GPU has; none if its address is not known.
 pub fn all(sys_root: &Path, bus_id: Option<&str>) -> Vec<CharDevice> {
     let found = bus_id.map(|bus_id| nodes(sys_root, bus_id, &[DrmKind::Card, DrmKind::Render]));
     found.into_iter().flatten().map(|node| node.device).collect()
 }
 
-/// Connectors (`card1-DP-1`) lie beside the cards.
+/// Returns true for a plain number. Connectors (`card1-DP-1`) are listed beside the cards, and are left out.
 fn is_number(text: Option<&str>) -> bool {
     text.is_some_and(|text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// `226:128`.
+/// Parses a device number such as `226:128`.
 fn numbers(text: &str) -> Option<(u32, u32)> {
     let (major, minor) = text.trim().split_once(':')?;
     Some((major.parse().ok()?, minor.parse().ok()?))

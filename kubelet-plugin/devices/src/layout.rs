@@ -1,8 +1,9 @@
-//! Where distributions and installers put the driver's files. All paths are relative to the driver's root.
+//! Lists the directories in which distributions and installers put the driver's files. All paths are relative
+//! to the driver's root.
 
 use std::env::consts::ARCH;
 
-/// Debian's name of this architecture.
+/// Returns Debian's name of this architecture.
 pub fn multiarch() -> String {
     multiarch_of(ARCH)
 }
@@ -11,8 +12,9 @@ fn multiarch_of(architecture: &str) -> String {
     format!("{architecture}-linux-gnu")
 }
 
-/// Directories of libraries, best first: Debian's and Ubuntu's, Red Hat's and the installer's (`lib64` is GKE's as well,
-/// whose root is `/home/kubernetes/bin/nvidia`), then those that packages hide libraries in, and NixOS's.
+/// Returns the directories of libraries, best first: Debian's and Ubuntu's, Red Hat's and the installer's
+/// (`lib64` is GKE's as well, whose root is `/home/kubernetes/bin/nvidia`), then those that packages hide
+/// libraries in, and NixOS's.
 pub fn library_dirs() -> Vec<String> {
     library_dirs_of(ARCH)
 }
@@ -34,13 +36,14 @@ fn library_dirs_of(architecture: &str) -> Vec<String> {
     dirs
 }
 
-/// Directories of libraries for 32-bit programs: Debian's and Ubuntu's, those of distributions with `lib32`, Red Hat's.
+/// Returns the directories of libraries for 32-bit programs: Debian's and Ubuntu's, those of distributions
+/// with `lib32`, and Red Hat's.
 pub fn library_dirs_32() -> Vec<String> {
     library_dirs_32_of(ARCH)
 }
 
 fn library_dirs_32_of(architecture: &str) -> Vec<String> {
-    // The driver has such libraries for this architecture alone.
+    // The driver has 32-bit libraries only for this architecture.
     if architecture != "x86_64" {
         return Vec::new();
     }
@@ -49,7 +52,7 @@ fn library_dirs_32_of(architecture: &str) -> Vec<String> {
     dirs.into_iter().chain(hidden).map(str::to_owned).collect()
 }
 
-/// Directories of programs.
+/// The directories of programs.
 pub const PROGRAM_DIRS: [&str; 8] = [
     "usr/bin",
     "usr/sbin",
@@ -61,10 +64,10 @@ pub const PROGRAM_DIRS: [&str; 8] = [
     "usr/local/nvidia/bin",
 ];
 
-/// Directories of data that does not depend on the machine; the root itself is GKE's.
+/// The directories of data that does not depend on the machine; the root itself is GKE's.
 pub const DATA_DIRS: [&str; 4] = ["etc", "usr/local/share", "usr/share", ""];
 
-/// Directories below one of libraries, and others, that hold modules of the X server.
+/// Returns the directories that hold modules of the X server.
 pub fn x_module_dirs() -> Vec<String> {
     let below = |dir: String, inner: &[&str]| -> Vec<String> {
         inner.iter().map(|inner| format!("{dir}/{inner}")).collect()
@@ -81,14 +84,14 @@ pub fn x_module_dirs() -> Vec<String> {
     dirs
 }
 
-/// Directories in the container that get each library: those that glibc searches without a cache, in Debian's kind of
-/// image and in Red Hat's.
+/// Returns the directories in the container that get each library: those that glibc searches without a cache,
+/// in images of Debian's kind and of Red Hat's.
 pub fn container_library_dirs() -> [String; 2] {
     [format!("/usr/lib/{}", multiarch()), "/usr/lib64".to_owned()]
 }
 
-/// The directory in the container for 32-bit programs, Debian's. Red Hat's is `/usr/lib`, which on other images is where
-/// `/usr/lib64` leads; loaders there find the libraries by their cache.
+/// The directory in the container for 32-bit libraries; it is Debian's. Red Hat's is `/usr/lib`, which on
+/// other images is where `/usr/lib64` leads; loaders there find the libraries by their cache.
 pub const CONTAINER_LIBRARY_DIR_32: &str = "/usr/lib/i386-linux-gnu";
 
 #[cfg(test)]

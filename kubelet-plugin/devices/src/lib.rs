@@ -1,6 +1,6 @@
-//! Character devices that a GPU program needs, by number. The numbers come from the kernel's own lists, so no `/dev`
-//! counts: the device nodes are made from them, and a device whose module is loaded later is there at the next look.
-//! Everything but [`Majors::read`] is pure.
+//! Finds the character devices that a GPU program needs, by number. The numbers come from the kernel's own
+//! lists, so the content of `/dev` does not matter. Device nodes are made from the numbers, and a device
+//! whose module is loaded later is found at the next look. Everything but [`Majors::read`] is pure.
 
 pub mod drm;
 pub mod layout;
@@ -9,34 +9,35 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Minor number of `nvidiactl`, under the major of the GPUs (`nv-chardev-numbers.h` of NVIDIA's kernel modules).
+/// The minor number of `nvidiactl`, under the major of the GPUs (`nv-chardev-numbers.h` of NVIDIA's kernel
+/// modules).
 const CONTROL: u32 = 255;
-/// Minor number of `nvidia-modeset`, under the major of the GPUs.
+/// The minor number of `nvidia-modeset`, under the major of the GPUs.
 const MODESET: u32 = 254;
-/// Minor numbers of `nvidia-uvm` and `nvidia-uvm-tools`, under a major of their own.
+/// The minor numbers of `nvidia-uvm` and `nvidia-uvm-tools`, under a major of their own.
 const UVM: u32 = 0;
 const UVM_TOOLS: u32 = 1;
 
 /// A character device as a container gets it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CharDevice {
-    /// Path in the container.
+    /// The path in the container.
     pub path: String,
-    /// Major number.
+    /// The major number.
     pub major: u32,
-    /// Minor number.
+    /// The minor number.
     pub minor: u32,
 }
 
-/// Why a container could not open what it needs.
+/// The reason why a container could not open a device that it needs.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The kernel's list cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
-        /// File.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// The driver's first module is not loaded.
@@ -49,17 +50,17 @@ pub enum DeviceError {
         "the kernel module nvidia-uvm is not loaded ({} does not list it), and no CUDA program starts without it: run `nvidia-modprobe -c 0 -u` or `modprobe nvidia-uvm` on the node, and name it in /etc/modules-load.d for each boot", .0.display()
     )]
     NoUvm(PathBuf),
-    /// The driver knows no capabilities.
+    /// The driver has no capability devices.
     #[error(
         "the NVIDIA driver has no capability devices ({} does not list `nvidia-caps`), so no container could open a MIG partition: reload the driver, or install one that knows MIG (450 or later)", .0.display()
     )]
     NoCapabilities(PathBuf),
 }
 
-/// Major numbers of the driver's devices at one moment.
+/// The major numbers of the driver's devices at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Majors {
-    /// Where they were read; for errors.
+    /// The file that they were read from, for errors.
     list: PathBuf,
     gpu: Option<u32>,
     uvm: Option<u32>,
@@ -71,21 +72,21 @@ impl Majors {
     /// Reads `devices` and, where an older driver needs it, `modules` under a proc root (`/proc`).
     ///
     /// # Errors
-    /// [`DeviceError::Read`].
+    /// Fails with [`DeviceError::Read`].
     pub fn read(proc_root: &Path) -> Result<Self, DeviceError> {
         let list = proc_root.join("devices");
         let devices = match fs::read_to_string(&list) {
             Ok(text) => text,
             Err(source) => return Err(DeviceError::Read { path: list, source }),
         };
-        // What cannot be read there is at worst a device for graphics.
+        // A failure to read the modules costs at worst a device for graphics.
         let modules = || fs::read_to_string(proc_root.join("modules")).unwrap_or_default();
         Ok(Self::parse(list, &devices, modules))
     }
 
-    /// Takes lines such as `195 nvidia` of the part about character devices. Drivers before 550.40 have one
-    /// `nvidia-frontend` for the GPUs, `nvidiactl` and `nvidia-modeset`, so whether the last is there is seen
-    /// among the modules (`nvidia_modeset 1482752 …`).
+    /// Parses lines such as `195 nvidia` of the part about character devices. Drivers before 550.40 have one
+    /// entry `nvidia-frontend` for the GPUs, `nvidiactl` and `nvidia-modeset`. So whether the last is there
+    /// is looked up among the modules (`nvidia_modeset 1482752 …`).
     fn parse(list: PathBuf, devices: &str, modules: impl FnOnce() -> String) -> Self {
         let lines = devices.lines().take_while(|line| !line.starts_with("Block"));
         let known: Vec<(&str, u32)> = lines
@@ -106,10 +107,10 @@ impl Majors {
         }
     }
 
-    /// The devices that every GPU program opens, and those beside them that the driver has.
+    /// Returns the control devices that every GPU program opens, and `nvidia-modeset` if the driver has it.
     ///
     /// # Errors
-    /// If the driver or nvidia-uvm is not loaded.
+    /// Fails if the driver or nvidia-uvm is not loaded.
     pub fn control(&self) -> Result<Vec<CharDevice>, DeviceError> {
         let gpu = self.gpu_major()?;
         let uvm = self.uvm.ok_or_else(|| DeviceError::NoUvm(self.list.clone()))?;
@@ -119,18 +120,18 @@ impl Majors {
         Ok(always.into_iter().chain(modeset).map(|(name, major, minor)| device(name, major, minor)).collect())
     }
 
-    /// A GPU.
+    /// Returns the device of a GPU.
     ///
     /// # Errors
-    /// If the driver is not loaded.
+    /// Fails if the driver is not loaded.
     pub fn gpu(&self, minor: u32) -> Result<CharDevice, DeviceError> {
         Ok(device(&format!("nvidia{minor}"), self.gpu_major()?, minor))
     }
 
-    /// A capability, such as that to use a MIG partition.
+    /// Returns the device of a capability, such as the one to use a MIG partition.
     ///
     /// # Errors
-    /// If the driver has none.
+    /// Fails if the driver has no capability devices.
     pub fn capability(&self, minor: u32) -> Result<CharDevice, DeviceError> {
         let major = self.capabilities.ok_or_else(|| DeviceError::NoCapabilities(self.list.clone()))?;
         Ok(device(&format!("nvidia-caps/nvidia-cap{minor}"), major, minor))

@@ -1,4 +1,4 @@
-//! What the node agent asks of the supervisor of MPS daemons, and what the supervisor answers.
+//! The contract between the node agent, which asks for MPS daemons, and their supervisor, which answers.
 //!
 //! Both have one directory of the host at the same path; only root may write to it:
 //!
@@ -14,11 +14,12 @@
 //!   log/                 written by the daemon, not mounted into containers
 //! ```
 //!
-//! While `ask.json` is there the supervisor keeps a control daemon for the claim. Once it is gone the supervisor ends
-//! the daemon and then removes `state.json`, so the claim's directory may go when `state.json` is absent. Where no
-//! supervisor is there, the daemon may have outlived it: the directory may go when the driver lists no process on the
-//! claim's GPUs. A state that a dead supervisor left behind is never seen beside a living one: a supervisor
-//! removes what its predecessor left before it takes `supervisor.lock`.
+//! While `ask.json` is there, the supervisor keeps a control daemon for the claim. Once the file is gone, the
+//! supervisor ends the daemon and then removes `state.json`. So the claim's directory may be removed when
+//! `state.json` is absent. If there is no supervisor, the daemon may have outlived it; then the directory may
+//! be removed when the driver lists no process on the claim's GPUs. A state that a dead supervisor left is
+//! never visible while another supervisor serves: a supervisor removes its predecessor's files before it
+//! takes `supervisor.lock`.
 
 mod directory;
 mod lock;
@@ -31,53 +32,55 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Where a claim's containers and its daemon have `pipe/`: CUDA's default, at which programs look without being told.
+/// The path of `pipe/` in the claim's containers and in its daemon. It is CUDA's default, at which programs
+/// look without being told.
 pub const PIPE_DIR: &str = "/tmp/nvidia-mps";
 
-/// How long a supervisor gives a daemon to be ready. Whoever waits for one waits longer, or it would take back what it
-/// asked before the supervisor can say why there is none.
+/// The time that a supervisor gives a daemon to become ready. A caller that waits for a daemon waits longer.
+/// Otherwise it would withdraw its ask before the supervisor can say why there is no daemon.
 pub const ANSWER: Duration = Duration::from_secs(20);
 
-/// Bytes of the unit in which the control daemon takes a limit of pinned memory.
+/// Bytes in one unit of the control daemon's limit of pinned memory.
 pub const LIMIT_UNIT: u64 = 1 << 20;
 
-/// Why something of the contract cannot be read, written or kept.
+/// The reason why a file of the contract cannot be read or written, or the contract cannot be kept.
 #[derive(Debug, thiserror::Error)]
 pub enum ContractError {
-    /// The file system refused.
+    /// The file system refused an action.
     #[error("cannot {action} {}: {error}", path.display())]
     Io {
-        /// What was tried.
+        /// The action that was tried.
         action: &'static str,
-        /// With what.
+        /// The path of the action.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         error: io::Error,
     },
-    /// A file says what this release does not understand.
+    /// A file has content that this release does not understand.
     #[error("{} does not read: {reason}", path.display())]
     Unreadable {
-        /// File.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault in the file.
         reason: String,
     },
-    /// A claim's uid that cannot name a directory.
+    /// The claim's UID cannot name a directory.
     #[error("{0:?} is no uid of a claim: expected letters, digits and hyphens, as the API server writes it")]
     NoUid(String),
-    /// There is a supervisor already.
+    /// Another supervisor is already running.
     #[error(
         "another aliquot-mps serves {}; there is one for each node: stop the other one, or wait for it to end", .0.display()
     )]
     AnotherSupervisor(PathBuf),
 }
 
-/// The version of the contract's files. It reads and writes [`Version::NUMBER`] and refuses any other.
+/// The version of the contract's files. Serializes as [`Version::NUMBER`] and refuses to deserialize any
+/// other number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Version;
 
 impl Version {
-    /// The only version there is.
+    /// The only version so far.
     pub const NUMBER: u32 = 1;
 }
 
@@ -100,32 +103,33 @@ impl<'de> Deserialize<'de> for Version {
     }
 }
 
-/// The daemon that a claim needs. A field that this release does not know is refused, for it could be a limit.
+/// The daemon that a claim needs. A field that this release does not know is refused, because it could be a
+/// limit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Ask {
-    /// Version of this file.
+    /// The version of this file.
     pub version: Version,
     /// The claim.
     pub claim: ClaimRef,
-    /// Its GPUs, in the order in which its programs see them.
+    /// The claim's GPUs, in the order in which its programs see them.
     pub gpus: Vec<AskedGpu>,
-    /// Most percent of the multiprocessors that one client may use; none: all.
+    /// The largest percentage of the multiprocessors that one client may use; `None` means all.
     pub active_thread_percentage: Option<u32>,
-    /// Most device memory that one client may have on each GPU, in bytes; none: all. The daemon counts in
-    /// [`LIMIT_UNIT`], rounded down.
+    /// The most device memory, in bytes, that one client may have on each GPU; `None` means all. The daemon
+    /// counts in units of [`LIMIT_UNIT`], rounded down.
     pub pinned_device_memory_limit_bytes: Option<u64>,
 }
 
-/// A ResourceClaim.
+/// The identity of a ResourceClaim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClaimRef {
-    /// Namespace.
+    /// The namespace.
     pub namespace: String,
-    /// Name.
+    /// The name.
     pub name: String,
-    /// Uid; it names the claim's directory.
+    /// The UID; it is the name of the claim's directory.
     pub uid: String,
 }
 
@@ -133,14 +137,14 @@ pub struct ClaimRef {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AskedGpu {
-    /// NVML's UUID of it, `GPU-…`.
+    /// The GPU's UUID as NVML writes it, `GPU-…`.
     pub uuid: String,
-    /// Minor number of its device node, `/dev/nvidia<minor>`.
+    /// The minor number of the GPU's device node, `/dev/nvidia<minor>`.
     pub minor: u32,
 }
 
 impl Ask {
-    /// Returns why no daemon can be started for this.
+    /// Returns the reason why no daemon can be started for this ask, or `None`.
     pub fn fault(&self) -> Option<String> {
         let plain = |uuid: &str| {
             !uuid.is_empty() && uuid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
@@ -163,31 +167,31 @@ impl Ask {
     }
 }
 
-/// How far the supervisor is with a claim's daemon. Fields of a later release are passed over.
+/// The supervisor's progress with a claim's daemon. Fields of a later release are ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct State {
-    /// Version of this file.
+    /// The version of this file.
     pub version: Version,
-    /// How far.
+    /// The phase of the daemon.
     pub state: Phase,
-    /// Why it is not ready, where there is more to say than that it starts.
+    /// The reason why the daemon is not ready, if there is more to say than that it is starting.
     pub reason: Option<String>,
-    /// The control daemon's process id as the supervisor sees it, while there is one.
+    /// The control daemon's process ID as the supervisor sees it, while there is a daemon.
     pub pid: Option<u32>,
-    /// How often it was started again.
+    /// The number of times that the daemon was started again.
     pub restarts: u32,
 }
 
-/// How far a daemon is.
+/// The phase of a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// It is being started, also after it ended by itself.
+    /// The daemon is being started, for the first time or after it ended by itself.
     Starting,
-    /// It answered a command, and all limits are set.
+    /// The daemon has answered a command, and all limits are set.
     Ready,
-    /// It failed several times in a row. It is tried again all the same.
+    /// The daemon failed several times in a row. The supervisor still tries again.
     Failed,
 }
 

@@ -1,9 +1,10 @@
-//! Groups of claims' daemons and servers: each claim has one that nobody else has.
+//! Gives out groups for claims' daemons and servers: each claim has a group that no other claim has.
 //!
-//! Who is of the same user and group as a process, and has no fewer rights, may read and change its memory and go
-//! through `/proc/<pid>/root` to its files and device nodes (ptrace(2), "Ptrace access mode checking"; proc(5)). A daemon
-//! is root and can become any user, so the group alone keeps claims apart. It cannot change its group, so the group also
-//! says whose process one is ([`crate::processes`]). The group of a claim's directory is the claim's, which outlives us.
+//! A process of the same user and group as another, with no fewer rights, may read and change its memory and
+//! reach its files and device nodes through `/proc/<pid>/root` (ptrace(2), "Ptrace access mode checking";
+//! proc(5)). A daemon is root and can become any user, so only the group keeps claims apart. A daemon cannot
+//! change its group, so the group also shows which claim a process belongs to ([`crate::processes`]). The
+//! group of a claim's directory is the claim's group; it outlives the supervisor.
 
 use crate::contract::{ClaimDir, MpsDir};
 use std::collections::BTreeSet;
@@ -11,9 +12,9 @@ use std::hash::{BuildHasher, RandomState};
 use std::os::unix::ffi::OsStrExt;
 use std::{fs, io};
 
-/// The first group. No range that systemd knows of has it or those above.
+/// The first group. No range that systemd knows of contains it or those above.
 pub const FIRST: u32 = 2_000_000_000;
-/// How many there are.
+/// The number of groups.
 const COUNT: u32 = 147_000_000;
 
 /// Gives out groups, each once.
@@ -23,10 +24,11 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Passes over groups that a claim or a process has now: what a predecessor left may not end.
+    /// Marks the groups that a claim or a process has now as taken: a predecessor's processes may not have
+    /// ended.
     ///
     /// # Errors
-    /// If `/proc` or the directory cannot be read.
+    /// Fails if `/proc` or the directory cannot be read.
     pub fn new(dir: &MpsDir) -> io::Result<Self> {
         let claims = dir.claims().map_err(io::Error::other)?;
         let mut taken: BTreeSet<u32> = claims.iter().filter_map(ClaimDir::group).collect();
@@ -43,8 +45,8 @@ impl Groups {
         Ok(Self { taken })
     }
 
-    /// A group that no other claim has, or had while this process runs. It is drawn by chance, so that another supervisor
-    /// beside us, for a driver of another name, does not give out the same ones.
+    /// Returns a group that no other claim has, or had while this process runs. It is drawn at random, so
+    /// that another supervisor on the node, for a driver of another name, does not give out the same groups.
     pub fn another(&mut self) -> u32 {
         loop {
             let drawn = RandomState::new().hash_one(()) % u64::from(COUNT);
@@ -60,7 +62,8 @@ fn has_ended(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ESRCH)
 }
 
-/// The groups in a process's status, but for the supplementary ones. A program may have any bytes in its name there.
+/// Returns the groups in a process's status, except the supplementary ones. A program's name in the status
+/// may contain any bytes.
 pub(crate) fn of(status: &[u8]) -> impl Iterator<Item = u32> {
     let mut lines = status.split(|byte| *byte == b'\n');
     let line = lines.find_map(|line| line.strip_prefix(b"Gid:")).unwrap_or_default();

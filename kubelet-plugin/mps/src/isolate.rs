@@ -1,9 +1,9 @@
-//! What a daemon's process does before it becomes NVIDIA's program: it leaves for a file system of its own, with the
-//! claim's GPUs alone in `/dev` and the claim's directories in it, and gives up root's rights.
+//! Prepares a daemon's process before it becomes NVIDIA's program. The process moves to a file system of its
+//! own, with only the claim's GPUs in `/dev` and the claim's directories in it, and gives up root's rights.
 //!
-//! The daemon's `/dev/shm` is the claim's `shm/`, and its sockets are at the path at which the claim's containers have
-//! them. Everything is mounted in a mount namespace of the process's own, so it is gone with the daemon. Files in `pipe/`
-//! and `shm/` are also the containers': no link in them is followed.
+//! The daemon's `/dev/shm` is the claim's `shm/`, and its sockets are at the path at which the claim's
+//! containers have them. Everything is mounted in the process's own mount namespace, so the mounts are gone
+//! with the daemon. Containers can also write files in `pipe/` and `shm/`, so no link in them is followed.
 
 mod elf;
 mod mounts;
@@ -20,113 +20,113 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The exit status of a daemon that cannot start where it is, however often it is tried (`EX_CONFIG`).
+/// The exit status of a daemon that cannot start on this node, however often it is tried (`EX_CONFIG`).
 pub const HOPELESS: i32 = 78;
 
 const LOG: &str = "/tmp/nvidia-mps-log";
 
-/// Where the driver and the host are, as this process sees them.
+/// The root directories of the driver and of the host, as this process sees them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Roots {
-    /// Root of the file system with the driver's files.
+    /// The root of the file system with the driver's files.
     pub driver: PathBuf,
-    /// The same as the host sees it.
+    /// The driver's root as the host sees it.
     pub driver_on_host: PathBuf,
-    /// Root of the host.
+    /// The root of the host's file system.
     pub host: Option<PathBuf>,
-    /// `/proc`, for the numbers of devices.
+    /// The path of `/proc`, for the numbers of devices.
     pub proc: PathBuf,
 }
 
-/// Whether a daemon gets a file system of its own, and gives up its rights.
+/// The isolation of a daemon: whether it gets a file system of its own and gives up its rights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isolation {
-    /// It gets one.
+    /// The daemon gets its own file system and gives up its rights.
     Full,
-    /// It runs where this process runs, which needs no rights: for tests.
+    /// The daemon runs where this process runs, which needs no rights: for tests.
     None,
 }
 
-/// What the process becomes.
+/// The program that the process becomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// The control daemon.
     Daemon,
-    /// A program that reads commands to it from its standard input.
+    /// A program that reads commands to the daemon from its standard input.
     Control,
 }
 
-/// What a program of NVIDIA's is to become, and for whom.
+/// The role of a process that becomes NVIDIA's program, and the group that it runs in.
 #[derive(Debug, Clone, Copy)]
 pub struct Part {
-    /// What it becomes.
+    /// The program that the process becomes.
     pub role: Role,
-    /// The claim's group: see [`crate::groups`].
+    /// The claim's group; see [`crate::groups`].
     pub group: u32,
 }
 
-/// Whether the driver has what a daemon needs.
+/// Checks that the driver has the files that a daemon needs.
 ///
 /// # Errors
-/// [`IsolateError`] that says what is missing.
+/// Fails with [`IsolateError`], which says what is missing.
 pub fn find(roots: &Roots) -> Result<(), IsolateError> {
     Place::find(roots).map(drop)
 }
 
-/// Why a daemon cannot start.
+/// The reason why a daemon cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum IsolateError {
-    /// There is nothing to run.
+    /// The driver has no control daemon program.
     #[error(
         "there is no nvidia-cuda-mps-control under the driver's root {}: install it with the driver (Debian's and \
          Ubuntu's package nvidia-cuda-mps or nvidia-compute-utils; NVIDIA's installer has it), or set \
          kubeletPlugin.driverRoot to the root that has it", root.display()
     )]
     NoProgram {
-        /// Driver's root.
+        /// The driver's root.
         root: PathBuf,
     },
-    /// It cannot be run.
+    /// The program's loader is missing.
     #[error(
         "{} needs the loader {loader}, which {} does not have: set --host-root to the host's root file system", program.display(), root.display()
     )]
     NoLoader {
-        /// Program.
+        /// The program.
         program: PathBuf,
-        /// Path of the loader.
+        /// The path of the loader.
         loader: String,
-        /// Where it was looked for last.
+        /// The root in which the loader was looked for last.
         root: PathBuf,
     },
-    /// Something of the contract.
+    /// A file of the contract could not be read or written.
     #[error(transparent)]
     Contract(#[from] ContractError),
-    /// The kernel's list of devices.
+    /// The kernel's list of devices could not be used.
     #[error(transparent)]
     Devices(#[from] DeviceError),
-    /// The claim asks for nothing any more.
+    /// The claim does not ask for a daemon any more.
     #[error("the claim {0} asks for no daemon")]
     Nothing(String),
-    /// The system refused.
+    /// The system refused a step.
     #[error("cannot {what} {}: {error}", path.display())]
     Step {
-        /// What was tried.
+        /// The step that was tried.
         what: &'static str,
-        /// With what.
+        /// The path of the step.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         error: io::Error,
     },
 }
 
 impl IsolateError {
-    /// Returns true if trying again soon will not help.
+    /// Returns true if retrying soon will not help.
     pub fn is_hopeless(&self) -> bool {
         !matches!(self, Self::Nothing(_))
     }
 }
 
-/// Becomes NVIDIA's program for a claim; returns only if that fails.
+/// Replaces this process with NVIDIA's program for a claim; returns only if that fails.
 pub fn become_program(claim: &ClaimDir, roots: &Roots, isolation: Isolation, part: Part) -> IsolateError {
     match prepare(claim, roots, isolation, part) {
         Ok(mut command) => {
@@ -176,10 +176,10 @@ fn prepare(
     Ok(command)
 }
 
-/// The device nodes of a daemon besides those that every program has.
+/// Returns the device nodes of a daemon, besides those that every program has.
 ///
 /// # Errors
-/// [`DeviceError`] if the driver's modules are not loaded.
+/// Fails with [`DeviceError`] if the driver's modules are not loaded.
 pub(crate) fn devices(majors: &Majors, ask: &Ask) -> Result<Vec<CharDevice>, DeviceError> {
     let control = majors.control()?;
     let control = control.into_iter().filter(|device| !device.path.ends_with("modeset")).map(Ok);

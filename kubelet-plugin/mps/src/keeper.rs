@@ -1,5 +1,5 @@
-//! The decisions about the daemon of one claim. Pure: what was seen and the time are arguments, what is to be done is
-//! the result.
+//! Decides what to do about the daemon of one claim. Pure: the observed state and the time are arguments, and
+//! the actions to take are the result.
 //!
 //! ```text
 //! Idle ── start ──► Starting ── limits hold ──► Ready
@@ -10,21 +10,22 @@
 use crate::contract::{ANSWER, Ask, Phase, State, Version};
 use std::time::Duration;
 
-/// Time since some moment.
+/// The time since some fixed moment.
 pub type Clock = Duration;
 
-/// How long things may take.
+/// The time limits of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timing {
-    /// A daemon answers after its start, with all limits set, or is ended.
+    /// The time in which a daemon must answer after its start, with all limits set; otherwise it is ended.
     pub answer: Duration,
-    /// A daemon ends after `quit`, or is killed. What was killed is killed again after this time.
+    /// The time in which a daemon must end after `quit`; otherwise it is killed. A daemon that was killed is
+    /// killed again after this time.
     pub quit: Duration,
-    /// The pause after the first failure; it doubles with each one.
+    /// The pause after the first failure; it doubles with each further one.
     pub least_pause: Duration,
     /// The longest pause.
     pub longest_pause: Duration,
-    /// A daemon that was ready this long has recovered from earlier failures.
+    /// The time for which a daemon must be ready before its earlier failures are forgotten.
     pub calm: Duration,
 }
 
@@ -40,71 +41,71 @@ impl Default for Timing {
     }
 }
 
-/// Failures in a row from which on a daemon counts as failed.
+/// The number of failures in a row after which a daemon counts as failed.
 pub const MOST_FAILURES: u32 = 5;
 
-/// What the agent asks for a claim.
+/// The agent's ask for a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Asked {
-    /// A daemon.
+    /// The agent asks for a daemon.
     Daemon(Ask),
-    /// Something that cannot be done.
+    /// The agent asks for a daemon that cannot be run; the text says why.
     Unfit(String),
-    /// None.
+    /// The agent asks for nothing.
     Nothing,
 }
 
-/// The daemon's processes.
+/// The state of the daemon's processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seen {
-    /// The control daemon runs.
+    /// The control daemon runs, with this process ID.
     Runs(u32),
-    /// It runs, without a server, and its device nodes have numbers that its GPUs have no more: the driver was loaded
-    /// anew meanwhile.
+    /// The control daemon runs with this process ID, without a server, and its device nodes have numbers that
+    /// its GPUs no longer have: the driver was loaded anew meanwhile.
     Outdated(u32),
     /// The control daemon ended, and a server of it is still there.
     Lingers(End),
-    /// All ended.
+    /// All processes ended.
     Ended(End),
 }
 
 impl Seen {
-    /// No daemon was started.
+    /// Returns the state in which no daemon was started.
     pub fn nothing() -> Self {
         Self::Ended(End { reason: String::new(), hopeless: false })
     }
 }
 
-/// How a control daemon ended.
+/// The end of a control daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct End {
-    /// What it said, for whoever reads the claim.
+    /// The daemon's last message, for people who read the claim.
     pub reason: String,
-    /// The daemon did not even start, and trying again soon will not help.
+    /// True if the daemon did not even start, and trying again soon will not help.
     pub hopeless: bool,
 }
 
-/// The last command to the control daemon.
+/// The state of the last command to the control daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Told {
-    /// None since the daemon was started.
+    /// No command was given since the daemon was started.
     Nothing,
-    /// One is under way.
+    /// A command is under way.
     Waiting,
-    /// It was taken.
+    /// The command was accepted.
     Taken,
-    /// It was not.
+    /// The command was refused; the text says why.
     Refused(String),
 }
 
-/// What is to be done.
+/// An action for the supervisor to take.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// Start a daemon.
     Start(Ask),
-    /// Set the limits, and ask them back.
+    /// Set the limits, and read them back.
     SetLimits(Ask),
-    /// Have the control daemon end itself and its servers.
+    /// Tell the control daemon to end itself and its servers.
     Quit,
     /// Kill all processes of the daemon.
     Kill,
@@ -114,7 +115,7 @@ pub enum Action {
     Forget,
 }
 
-/// What is known of one claim.
+/// The state that is kept for one claim.
 #[derive(Debug)]
 pub struct Keeper {
     timing: Timing,
@@ -131,16 +132,16 @@ pub struct Keeper {
 enum Stage {
     /// There is no daemon.
     Idle { not_before: Clock },
-    /// There is one, and its limits are being set.
+    /// There is a daemon, and its limits are being set.
     Starting { since: Clock },
-    /// Clients may come.
+    /// The daemon is ready for clients.
     Ready { since: Clock },
-    /// It is to go; it was told, or killed, at this time.
+    /// The daemon is to end; it was told, or killed, at this time.
     Ending { since: Clock },
 }
 
 impl Keeper {
-    /// A claim that nothing is known of yet.
+    /// Creates the keeper of a claim that nothing is known of yet.
     pub fn new(timing: Timing) -> Self {
         Self {
             timing,
@@ -154,7 +155,8 @@ impl Keeper {
         }
     }
 
-    /// A claim of which a predecessor's daemon left processes that do not end. It gets no daemon before they have.
+    /// Creates the keeper of a claim with processes of a predecessor's daemon that do not end. The claim gets
+    /// no daemon before they have ended.
     pub fn with_leftovers(timing: Timing, reason: String) -> Self {
         let stage = Stage::Ending { since: Duration::ZERO };
         Self { stage, hopeless: true, reason: Some(reason), ..Self::new(timing) }
@@ -165,17 +167,17 @@ impl Keeper {
         !matches!(self.stage, Stage::Idle { .. })
     }
 
-    /// What the daemon that there is was asked for.
+    /// Returns the ask that the running daemon was started for.
     pub fn running_ask(&self) -> Option<&Ask> {
         self.ask.as_ref().filter(|_| self.has_daemon())
     }
 
-    /// The last state could not be written: it is to be said again.
+    /// Notes that the last state could not be written, so that it is written again.
     pub fn not_said(&mut self) {
         self.said = None;
     }
 
-    /// Decides. `seen` and `told` are of the daemon that was started last.
+    /// Decides the next actions. `seen` and `told` describe the daemon that was started last.
     pub fn step(&mut self, now: Clock, asked: &Asked, seen: &Seen, told: &Told) -> Vec<Action> {
         let mut actions = match self.stage {
             Stage::Idle { not_before } => self.idle(now, asked, not_before),
@@ -243,7 +245,7 @@ impl Keeper {
         }
     }
 
-    /// It ended by itself, or is of no use: whatever is left of it goes.
+    /// Handles a daemon that ended by itself, or is of no use: its remaining processes are killed.
     fn fail(&mut self, now: Clock, end: End) -> Vec<Action> {
         self.failures = self.failures.saturating_add(1);
         (self.hopeless, self.reason) = (end.hopeless, Some(end.reason));
@@ -276,7 +278,7 @@ impl Keeper {
         }
     }
 
-    /// The state, if it is another than the last that was said.
+    /// Returns the state, if it differs from the last one that was written.
     fn news(&mut self, seen: &Seen) -> Option<State> {
         let ready = matches!(self.stage, Stage::Ready { .. });
         let failed = self.hopeless || self.failures >= MOST_FAILURES;

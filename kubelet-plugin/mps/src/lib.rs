@@ -1,11 +1,12 @@
-//! GPUs shared through NVIDIA's Multi-Process Service (MPS).
+//! Shares GPUs through NVIDIA's Multi-Process Service (MPS).
 //!
-//! [`contract`] is what the node agent and the supervisor say to each other, through files in one directory of the
-//! host. The agent depends on nothing else of this crate.
+//! [`contract`] defines what the node agent and the supervisor exchange, through files in one directory of
+//! the host. The agent depends on nothing else of this crate.
 //!
-//! The supervisor keeps one `nvidia-cuda-mps-control` for each claim that asks: [`keeper`] decides for one claim what
-//! is to be done (pure), [`supervise`] does it, and [`isolate`] is what a daemon's process gives up before it becomes
-//! NVIDIA's program. The program `aliquot-mps` is both the supervisor and that process.
+//! The supervisor keeps one `nvidia-cuda-mps-control` for each claim that asks. [`keeper`] decides for one
+//! claim what is to be done (pure), and [`supervise`] does it. [`isolate`] prepares a daemon's process, which
+//! gives up its rights before it becomes NVIDIA's program. The program `aliquot-mps` is both the supervisor
+//! and that process.
 #![forbid(unsafe_code)]
 
 pub mod args;

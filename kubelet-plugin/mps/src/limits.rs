@@ -1,6 +1,7 @@
-//! The commands that set a claim's limits, and how the control daemon's answer is read. Pure.
+//! Builds the commands that set a claim's limits, and reads the control daemon's answer. Pure: it does no
+//! I/O.
 //!
-//! The daemon reports a command that it did not take on its output alone, so each limit is asked back.
+//! The daemon reports a command that it did not accept only in its output, so each limit is read back.
 
 use crate::contract::{Ask, LIMIT_UNIT};
 use std::fmt::Write;
@@ -24,10 +25,10 @@ pub fn script(ask: &Ask) -> String {
     if get.is_empty() { "get_server_list\n".to_owned() } else { set + &get }
 }
 
-/// Compares what the daemon answered to [`script`] with what was asked.
+/// Compares the daemon's answer to [`script`] with the ask.
 ///
 /// # Errors
-/// The limit that does not hold, with the answer.
+/// Fails with the limit that is not in force, and the answer.
 pub fn check(ask: &Ask, answer: &str) -> Result<(), String> {
     let mut wanted: Vec<(&str, bool)> = Vec::new();
     let lines: Vec<&str> = answer.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
@@ -53,7 +54,7 @@ pub fn check(ask: &Ask, answer: &str) -> Result<(), String> {
     }
 }
 
-/// The daemon writes limits in whole `M` or `G`.
+/// Parses a limit as the daemon writes it, in whole `M` or `G`, into MiB.
 fn in_mib(text: &str) -> Option<u64> {
     let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let number: u64 = number.parse().ok()?;

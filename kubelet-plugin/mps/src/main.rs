@@ -50,7 +50,7 @@ fn daemon(place: &Place, directory: &std::path::Path, part: Part) -> ExitCode {
         }
         Err(error) => (format!("{error:#}"), true),
     };
-    // The supervisor reads it from the log.
+    // The supervisor reads the reason from the log.
     let _ = writeln!(std::io::stderr(), "{reason}");
     match u8::try_from(HOPELESS) {
         Ok(status) if hopeless => ExitCode::from(status),

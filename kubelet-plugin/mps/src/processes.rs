@@ -1,16 +1,17 @@
-//! Processes of daemons, known by the group that each claim has for itself ([`crate::groups`]), which none of them can
-//! leave. What has no claim's group is known by a variable of its environment instead, which servers inherit: a daemon
-//! that runs without isolation, and one of a predecessor that gave no groups. A daemon that somebody took over can drop
-//! the variable. Only what runs in our own PID namespace counts: containers have others, whatever they set. Of an
-//! environment only the beginning is read, for a program can have any of its memory shown as that.
+//! Finds the processes of daemons by the group that each claim has for itself ([`crate::groups`]), which no
+//! process can leave. Some processes have no claim's group: those of a daemon without isolation, and those of
+//! a predecessor that gave no groups. They are found by an environment variable instead, which servers
+//! inherit. A daemon that an attacker took over can drop the variable. Only processes in the supervisor's own
+//! PID namespace count: containers have others, whatever they set. Only the beginning of an environment is
+//! read, because a program can have any of its memory shown as its environment.
 //!
-//! A process that was seen once counts until it has ended with all of its threads, whatever `/proc` shows of it: one that
-//! was killed has no environment any more while it gives back what it has in the driver, which comes before its pidfd
-//! polls as readable (pidfd_open(2)). An environment is read once at the most, and never of a process of a claim's group:
-//! that waits for its memory, which it could keep from us.
+//! A process that was seen once counts until it has ended with all of its threads, whatever `/proc` shows of
+//! it. A killed process has no environment any more while it releases its driver resources, which happens
+//! before its pidfd polls as readable (pidfd_open(2)). An environment is read once at most, and never of a
+//! process of a claim's group: reading waits for the process's memory, which the process could withhold.
 //!
-//! A process is signalled through a descriptor that was opened before it was told whose it is, so a process id that
-//! is used again never meets the wrong process.
+//! A process is signalled through a descriptor that was opened before its claim was determined. So a process
+//! ID that is used again never meets the wrong process.
 
 use crate::contract::MpsDir;
 use crate::groups;
@@ -26,29 +27,30 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The variable; its value is the claim's directory.
+/// The environment variable that marks a daemon's processes; its value is the claim's directory.
 pub const MARK: &str = "ALIQUOT_MPS_CLAIM";
 
-/// How much of an environment is read. A page holds the longest path.
+/// The number of bytes of an environment that are read. A page holds the longest path.
 const MOST: usize = 8192;
 
 /// A process of a daemon.
 #[derive(Debug)]
 pub struct Process {
-    /// Its process id.
+    /// The process ID.
     pub pid: u32,
     claim: PathBuf,
     handle: OwnedFd,
 }
 
 impl Process {
-    /// Kills it. One that is gone is no error.
+    /// Kills the process. It is no error if the process is gone.
     pub fn kill(&self) {
-        // It is gone, or the next look finds it again.
+        // On an error the process is gone, or the next look finds it again.
         let _ = pidfd_send_signal(&self.handle, Signal::KILL);
     }
 
-    /// Returns true once nothing is left of it that could have a device open. What cannot be told is no.
+    /// Returns true once nothing is left of the process that could have a device open. If this cannot be
+    /// found out, returns false.
     fn has_ended(&self) -> bool {
         let mut handle = [PollFd::new(&self.handle, PollFlags::IN)];
         matches!(poll(&mut handle, Some(&Timespec::default())), Ok(1..))
@@ -64,15 +66,17 @@ pub struct Table {
 }
 
 impl Table {
-    /// Of the daemons whose claims have their directories in `mps_dir`. Nothing was seen yet.
+    /// Creates the table for daemons whose claims have their directories in `mps_dir`. It has seen no process
+    /// yet.
     pub fn new(mps_dir: &Path) -> Self {
         Self { dir: MpsDir::new(mps_dir), known: BTreeMap::new(), looked: None }
     }
 
-    /// Looks for processes that are new, and forgets those that have ended.
+    /// Looks for new processes, and forgets those that have ended.
     ///
     /// # Errors
-    /// If the kernel does not show all processes, of which those that are not known may then be any claim's.
+    /// Fails if the kernel does not show all processes. The processes that are not known may then belong to
+    /// any claim.
     pub fn look(&mut self) -> io::Result<()> {
         self.known.retain(|_, process| !process.has_ended());
         let own_namespace = namespace("self")?;
@@ -96,10 +100,10 @@ impl Table {
         Ok(())
     }
 
-    /// Looks unless it has looked within this time.
+    /// Looks for processes, unless the last look was within this time.
     ///
     /// # Errors
-    /// As [`Self::look`].
+    /// Fails as [`Self::look`] does.
     pub fn look_within(&mut self, time: Duration) -> io::Result<()> {
         match self.looked {
             Some(looked) if looked.elapsed() < time => Ok(()),
@@ -107,12 +111,12 @@ impl Table {
         }
     }
 
-    /// Processes of the daemon of the claim in this directory, as of the last look.
+    /// Returns the processes of the daemon of the claim in this directory, as of the last look.
     pub fn of_claim(&self, claim: &Path) -> impl Iterator<Item = &Process> {
         self.all().filter(move |process| process.claim == claim)
     }
 
-    /// Processes of every daemon, as of the last look.
+    /// Returns the processes of all daemons, as of the last look.
     pub fn all(&self) -> impl Iterator<Item = &Process> {
         self.known.values()
     }
@@ -139,21 +143,22 @@ impl Table {
     }
 }
 
-/// Returns true for an error of a process that has ended, that we may not look at, as it has rights that we could not
-/// have given it, or that has unmapped its environment. Any other one, such as too many open files, says nothing of it.
+/// Returns true for an error of a process that has ended, that has unmapped its environment, or that the
+/// supervisor may not inspect because it has rights that the supervisor could not have given it. Any other
+/// error, such as too many open files, says nothing about the process.
 fn is_none_of_ours(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(errno, Some(Errno::NOENT | Errno::SRCH | Errno::ACCESS | Errno::PERM | Errno::IO))
 }
 
-/// The PID namespace of a process.
+/// Returns the PID namespace of a process.
 fn namespace(pid: &str) -> io::Result<PathBuf> {
     fs::read_link(format!("/proc/{pid}/ns/pid"))
 }
 
-/// The beginning of a process's environment; nothing of a process of which nothing is left to be ended. The first thread
-/// of one that was killed may have ended, and with it what `/proc` shows of the process, while another one is in the
-/// driver still, with all that the process has there.
+/// Returns the beginning of a process's environment; empty if nothing is left of the process that could be
+/// ended. The first thread of a killed process may have ended, and with it what `/proc` shows of the process,
+/// while another thread is still in the driver, with all of the process's resources there.
 fn environment(pid: u32) -> io::Result<Vec<u8>> {
     let process = PathBuf::from(format!("/proc/{pid}"));
     let first = beginning(&process.join("environ"))?;
@@ -169,7 +174,7 @@ fn environment(pid: u32) -> io::Result<Vec<u8>> {
     Ok(Vec::new())
 }
 
-/// What one read gives of a file; nothing of a thread that has ended.
+/// Returns the result of one read of a file; empty for a thread that has ended.
 fn beginning(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; MOST];
     let length = match fs::File::open(path).and_then(|mut file| file.read(&mut bytes)) {
@@ -181,7 +186,7 @@ fn beginning(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 fn mark_of(environment: &[u8]) -> Option<&[u8]> {
-    // What was cut off is no value.
+    // A value that was cut off does not count.
     let end = environment.iter().rposition(|byte| *byte == 0)?;
     let mut variables = environment.get(..end)?.split(|byte| *byte == 0);
     variables.find_map(|variable| variable.strip_prefix(MARK.as_bytes())?.strip_prefix(b"="))

@@ -1,8 +1,9 @@
-//! The supervisor: looks at what the agent asks and at its daemons, several times a second, and does what
+//! Runs the supervisor. Several times a second it looks at the agent's asks and at its daemons, and does what
 //! [`Keeper`] decides.
 //!
-//! It adopts nothing: daemons that a predecessor left are ended before the agent can see the new supervisor. What cannot
-//! be ended, such as a process that waits in the driver for hardware that hangs, holds up its own claim only.
+//! The supervisor adopts nothing: daemons that a predecessor left are ended before the agent can see the new
+//! supervisor. A process that cannot be ended, such as one that waits in the driver for hardware that hangs,
+//! holds up only its own claim.
 
 mod launch;
 mod logs;
@@ -25,11 +26,13 @@ use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often it looks, beside whenever a process ends.
+/// The interval between looks in milliseconds; the supervisor also looks whenever a process ends.
 const LOOK_MILLIS: u16 = 200;
-/// How often it looks for servers of daemons that run: one that was never seen is not known when it ends slowly.
+/// The interval between looks for servers of running daemons: a server that was never seen is not known when
+/// it ends slowly.
 const SERVERS: Duration = Duration::from_secs(1);
-/// How long daemons of a predecessor may take to end after they were killed. All claims wait for that long at most.
+/// The time that daemons of a predecessor may take to end after they were killed. All claims wait at most
+/// that long.
 const PREDECESSORS: Duration = Duration::from_secs(10);
 const PREDECESSORS_LOOK: Duration = Duration::from_millis(50);
 
@@ -38,14 +41,15 @@ struct Claim {
     dir: ClaimDir,
     keeper: Keeper,
     processes: Processes,
-    /// The last thing that went wrong here, so that it is said once.
+    /// The last error of the claim, so that it is reported once.
     trouble: Option<String>,
 }
 
 /// Serves a directory until SIGTERM or SIGINT, then ends all daemons.
 ///
 /// # Errors
-/// If it cannot start: another supervisor is there, or the directory cannot be put in order.
+/// Fails if the supervisor cannot start: another supervisor is there, or the directory cannot be put in
+/// order.
 pub fn run(dir: &MpsDir, launcher: &Launcher, timing: &Timing) -> anyhow::Result<()> {
     let mut signals = SigSet::empty();
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGCHLD] {
@@ -77,8 +81,8 @@ pub fn run(dir: &MpsDir, launcher: &Launcher, timing: &Timing) -> anyhow::Result
     }
 }
 
-/// Waits until a daemon could start: before, the agent would offer what nobody here can serve. A driver may come after
-/// us. Returns false if this process is to end.
+/// Waits until a daemon could start. Before that, the agent would offer MPS that the supervisor cannot serve.
+/// A driver may come after the supervisor. Returns false if this process is to end.
 fn await_program(launcher: &Launcher, signals: &SignalFd) -> anyhow::Result<bool> {
     let mut told = false;
     while let Err(error) = isolate::find(&launcher.roots) {
@@ -106,8 +110,8 @@ fn stop_asked(signals: &SignalFd) -> anyhow::Result<bool> {
     Ok(asked)
 }
 
-/// Ends what a predecessor left running, and takes back what it said. Returns the claims of which something does not
-/// end: their states say so, for a claim without one has no daemon.
+/// Ends the daemons that a predecessor left running, and removes its answers. Returns the claims with
+/// processes that do not end. Their states say so, because a claim without a state has no daemon.
 fn put_in_order(
     dir: &MpsDir,
     launcher: &Launcher,
@@ -130,7 +134,7 @@ fn put_in_order(
         let uid = dir.uid().to_owned();
         let mut claim = Claim::new(dir, launcher, Keeper::with_leftovers(timing.clone(), reason), groups);
         claim.turn(Duration::ZERO, false, table);
-        // Any state says that something is there, also the predecessor's.
+        // Any state shows that something is there, even the predecessor's.
         if let Some(trouble) = claim.trouble.as_ref().filter(|_| !claim.dir.state_file().exists()) {
             anyhow::bail!("cannot say that processes {left:?} of claim {uid} run on: {trouble}");
         }
@@ -139,7 +143,7 @@ fn put_in_order(
     Ok(claims)
 }
 
-/// Kills what a predecessor left running until it has ended, or has had the time for it.
+/// Kills the processes that a predecessor left running, until they have ended or their time is over.
 fn end_predecessors(table: &mut Table) -> io::Result<()> {
     let started = Instant::now();
     let mut told = Vec::new();
@@ -169,7 +173,7 @@ fn pids<'a>(processes: impl Iterator<Item = &'a Process>) -> Vec<u32> {
     processes.map(|process| process.pid).collect()
 }
 
-/// Takes up claims that are new.
+/// Takes up new claims.
 fn meet(
     dir: &MpsDir,
     claims: &mut BTreeMap<String, Claim>,
@@ -200,7 +204,8 @@ impl Claim {
             _ if ends => Asked::Nothing,
             Ok(Some(ask)) => Asked::Daemon(ask),
             Ok(None) => Asked::Nothing,
-            // Who runs goes on: that a file could not be read for a moment says nothing of what is asked.
+            // A running daemon goes on: a file that could not be read for a moment says nothing about the
+            // ask.
             Err(error) => match (&error, self.keeper.running_ask()) {
                 (ContractError::Io { .. }, Some(ask)) => Asked::Daemon(ask.clone()),
                 _ => Asked::Unfit(error.to_string()),
@@ -229,7 +234,7 @@ impl Claim {
             tracing::error!(claim = self.dir.uid(), error = trouble, "cannot serve a claim");
         }
         self.trouble = trouble;
-        // A state that could not be removed is tried again.
+        // If the state could not be removed, this is tried again.
         !(forgotten && done)
     }
 

@@ -1,5 +1,5 @@
-//! What boards are and what they can be cut into, asked once: that is dozens of calls, and the answer is the board's for
-//! as long as the library is open.
+//! Caches the facts of boards and their profiles. Reading them takes dozens of calls, and the answers are
+//! valid for as long as the library is open.
 
 use crate::nvlink::{Links, SWITCHES, Wiring};
 use crate::pci::PciPosition;
@@ -9,36 +9,36 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 
-/// What of a GPU never changes.
+/// The facts of a GPU that never change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Board {
     pub(crate) product_name: String,
     pub(crate) brand: &'static str,
     pub(crate) architecture: Architecture,
     pub(crate) compute_capability: (u32, u32),
-    /// CUDA cores, where the driver says how many.
+    /// The number of CUDA cores, if the driver reports it.
     pub(crate) cores: Option<u32>,
-    /// As the kernel writes it.
+    /// The PCI address as the kernel writes it.
     pub(crate) pci_bus_id: Option<String>,
     pub(crate) position: PciPosition,
 }
 
-/// The GPUs that were asked.
+/// The facts of the GPUs that were asked.
 #[derive(Debug, Default)]
 pub(crate) struct Boards {
     boards: Known<GpuUuid, Board>,
-    /// By MIG mode, too.
+    /// The profiles, by GPU and MIG mode.
     profiles: Known<(GpuUuid, bool), Vec<MigProfile>>,
-    /// Profiles by which GPU instances are listed, in MIG mode.
+    /// The profiles by which GPU instances are listed, in MIG mode.
     gi_profiles: Known<GpuUuid, Vec<(u32, u32)>>,
-    /// What a GPU instance of a profile can hold.
+    /// The compute-instance profiles that a GPU instance of a profile can have.
     ci_profiles: Known<(GpuUuid, u32), Vec<CiProfile>>,
     links: Known<GpuUuid, Links>,
     wiring: Wiring,
 }
 
 impl Boards {
-    /// A GPU's board. What cannot be read is asked for again the next time.
+    /// Returns a GPU's board. A read that fails is repeated the next time.
     pub(crate) fn board<E>(
         &self,
         gpu: &GpuUuid,
@@ -47,8 +47,8 @@ impl Boards {
         self.boards.get(gpu.clone(), |_| true, read)
     }
 
-    /// The profiles of a GPU in a mode. What cannot be read is asked for again the next time, and so is a board that
-    /// says that it has none, and one whose mode was switched meanwhile.
+    /// Returns the profiles of a GPU in a mode. The answer is not kept if the read fails, if the board
+    /// reports no profiles, or if the mode was switched meanwhile.
     pub(crate) fn profiles<E>(
         &self,
         gpu: &GpuUuid,
@@ -60,7 +60,8 @@ impl Boards {
         self.profiles.get((gpu.clone(), enabled), lasts, read)
     }
 
-    /// Ids of the profiles by which GPU instances are listed while the mode is on, and how many of each there can be.
+    /// Returns the IDs of the profiles by which GPU instances are listed while the mode is on, and the
+    /// largest number of instances of each.
     pub(crate) fn gi_profiles<E>(
         &self,
         gpu: &GpuUuid,
@@ -69,7 +70,7 @@ impl Boards {
         self.gi_profiles.get(gpu.clone(), |profiles| !profiles.is_empty(), read)
     }
 
-    /// The compute instances that a GPU instance of a profile can have.
+    /// Returns the compute-instance profiles that a GPU instance of a profile can have.
     pub(crate) fn ci_profiles<E>(
         &self,
         gpu: &GpuUuid,
@@ -79,8 +80,9 @@ impl Boards {
         self.ci_profiles.get((gpu.clone(), profile_id), |profiles| !profiles.is_empty(), read)
     }
 
-    /// Whether a GPU's NVLinks lead to NVSwitches, and its domain (see [`crate::nvlink`]). Links from GPU to GPU are off
-    /// in MIG mode: what was seen of them before counts then. They are asked for again until all of them are up.
+    /// Returns true if a GPU's NVLinks lead to NVSwitches, and its domain (see [`crate::nvlink`]). Links from
+    /// GPU to GPU are off in MIG mode: the links seen before count then. They are read again until all of
+    /// them are up.
     pub(crate) fn nvlink(
         &self,
         gpu: &GpuUuid,
@@ -106,7 +108,7 @@ impl Boards {
     }
 }
 
-/// Answers by what was asked.
+/// Answers that are kept, by the question's key.
 #[derive(Debug)]
 struct Known<K, V>(Mutex<BTreeMap<K, V>>);
 
@@ -126,7 +128,7 @@ impl<K: Ord, V: Clone> Known<K, V> {
         if let Some(known) = self.0.lock().get(&key) {
             return Ok(known.clone());
         }
-        // Not under the lock: a GPU may not answer, and holds up no other then.
+        // The lock is not held here: a GPU that does not answer must not hold up the others.
         let value = read()?;
         if lasts(&value) {
             self.0.lock().insert(key, value.clone());

@@ -1,10 +1,10 @@
-//! Names of brands and architectures, in the spelling of NVIDIA's own DRA driver.
+//! Maps brands and architectures to names, in the spelling of NVIDIA's own DRA driver.
 
 use aliquot_model::Architecture;
 use nvml_wrapper::enum_wrappers::device::Brand;
 use nvml_wrapper::enums::device::DeviceArchitecture;
 
-/// The value of the `brand` attribute.
+/// Returns the value of the `brand` attribute.
 pub(crate) fn brand_name(brand: Option<&Brand>) -> &'static str {
     match brand {
         None | Some(Brand::Unknown) => "Unknown",
@@ -27,8 +27,8 @@ pub(crate) fn brand_name(brand: Option<&Brand>) -> &'static str {
     }
 }
 
-/// The architecture, from NVML's answer or, where the library is older than the bindings or the other
-/// way round, from the compute capability.
+/// Returns the architecture from NVML's answer. If the library and the bindings are of different age and
+/// NVML's answer is unknown, returns it from the compute capability.
 pub(crate) fn architecture(told: Option<&DeviceArchitecture>, capability: (u32, u32)) -> Architecture {
     match told {
         Some(DeviceArchitecture::Volta) => Architecture::Volta,
@@ -52,7 +52,8 @@ pub(crate) fn architecture(told: Option<&DeviceArchitecture>, capability: (u32, 
     }
 }
 
-/// CUDA cores of a multiprocessor, from the programming guide's table of compute capabilities.
+/// Returns the number of CUDA cores of a multiprocessor, from the programming guide's table of compute
+/// capabilities.
 pub(crate) fn cores_per_multiprocessor(capability: (u32, u32)) -> Option<u32> {
     match capability {
         (7, _) | (8, 0) => Some(64),
@@ -61,8 +62,8 @@ pub(crate) fn cores_per_multiprocessor(capability: (u32, u32)) -> Option<u32> {
     }
 }
 
-/// Whether a change of MIG mode waits for a reset of the GPU: the MIG boards of the first generation
-/// (A100, A30) only.
+/// Returns true if a change of MIG mode waits for a reset of the GPU, as on the MIG boards of the first
+/// generation only (A100, A30).
 pub(crate) fn mig_mode_needs_reset(architecture: Architecture) -> bool {
     architecture <= Architecture::Ampere
 }

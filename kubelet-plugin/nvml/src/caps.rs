@@ -1,22 +1,21 @@
-//! MIG capability devices: which `/dev/nvidia-caps/nvidia-cap<n>` opens which instance.
+//! Reads the MIG capability devices: which `/dev/nvidia-caps/nvidia-cap<n>` opens which instance.
 //!
-//! A process can use a MIG device only if it can open the capability nodes of the GPU instance and
-//! of the compute instance. The driver lists their minor numbers in
-//! `/proc/driver/nvidia-caps/mig-minors`, for every id that an instance could have, once and for all
-//! when the module loads.
+//! A process can use a MIG device only if it can open the capability nodes of the GPU instance and of the
+//! compute instance. The driver lists their minor numbers in `/proc/driver/nvidia-caps/mig-minors`, for every
+//! id that an instance could have, once and for all when the module loads.
 
 use memchr::memmem;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Minor numbers of the capability devices of MIG instances: the driver's list as it is, for it has thousands of lines,
-/// of which a claim needs two.
+/// The minor numbers of the capability devices of MIG instances. The driver's list is kept as text, because
+/// it has thousands of lines, of which a claim needs two.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MigMinors(String);
 
 impl MigMinors {
-    /// Reads the driver's list under a proc root (`/proc`). A driver without MIG has none, which is
-    /// an empty list.
+    /// Reads the driver's list under a proc root (`/proc`). A driver without MIG has no list, which counts as
+    /// an empty one.
     pub fn read(proc_root: &Path) -> io::Result<Self> {
         match std::fs::read_to_string(Self::path(proc_root)) {
             Ok(text) => Ok(Self(text)),
@@ -25,12 +24,12 @@ impl MigMinors {
         }
     }
 
-    /// The driver's file.
+    /// Returns the path of the driver's file.
     pub fn path(proc_root: &Path) -> PathBuf {
         proc_root.join("driver/nvidia-caps/mig-minors")
     }
 
-    /// The number in the last line that begins with a capability's path.
+    /// Returns the number in the last line that begins with a capability's path.
     fn find(&self, capability: &str) -> Option<u32> {
         let text = self.0.as_bytes();
         let wanted = format!("{capability} ");
@@ -42,7 +41,7 @@ impl MigMinors {
         after.lines().next()?.trim().parse().ok()
     }
 
-    /// Minor of the capability to divide GPUs into instances.
+    /// Returns the minor number of the capability to divide GPUs into instances.
     pub fn config(&self) -> Option<u32> {
         self.0
             .lines()
@@ -50,12 +49,12 @@ impl MigMinors {
             .and_then(|minor| minor.trim().parse().ok())
     }
 
-    /// Minor of the capability of a GPU instance.
+    /// Returns the minor number of the capability of a GPU instance.
     pub fn gpu_instance(&self, gpu_minor: u32, gpu_instance: u32) -> Option<u32> {
         self.find(&format!("gpu{gpu_minor}/gi{gpu_instance}/access"))
     }
 
-    /// Minor of the capability of a compute instance.
+    /// Returns the minor number of the capability of a compute instance.
     pub fn compute_instance(&self, gpu_minor: u32, gpu_instance: u32, compute_instance: u32) -> Option<u32> {
         self.find(&format!("gpu{gpu_minor}/gi{gpu_instance}/ci{compute_instance}/access"))
     }

@@ -1,5 +1,5 @@
-//! What everything that implements [`Gpus`] must do, as functions that panic when it does not. The
-//! fake and the real library over a simulated node both pass all of [`ALL`].
+//! Defines the contract that every implementation of [`Gpus`] must keep, as functions that panic when it does
+//! not. The fake and the real library over a simulated node both pass all of [`ALL`].
 #![allow(clippy::panic, clippy::unwrap_used, clippy::indexing_slicing, reason = "test code that tests share")]
 
 use crate::{
@@ -10,23 +10,23 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A node to try the contract on: index 0 an H100 80GB with MIG mode off, 1 an A100 40GB with MIG
-/// mode on, 2 a T4; and what the world around the GPUs can do to it.
+/// A node to test the contract on: index 0 an H100 80GB with MIG mode off, 1 an A100 40GB with MIG mode on, 2
+/// a T4. Its methods change the world around the GPUs.
 pub trait TestNode {
-    /// The implementation under test; after a reboot, the one of a new process.
+    /// Returns the implementation under test; after a reboot, the one of a new process.
     fn gpus(&self) -> Arc<dyn Gpus>;
-    /// Starts a process on a GPU (or in an instance of it) that takes at least so many bytes, and
-    /// returns its id.
+    /// Starts a process on a GPU (or in an instance of it) that uses at least `bytes` bytes of its memory,
+    /// and returns the process ID.
     fn start_process(&self, gpu: &GpuInfo, instance: Option<&LiveMig>, bytes: u64) -> u32;
     /// Ends that process.
     fn stop_process(&self, gpu: &GpuInfo, instance: Option<&LiveMig>, pid: u32);
-    /// The next call of an NVML function fails.
+    /// Makes the next call of an NVML function fail.
     fn fail_next(&self, function: &str, code: NvmlCode);
-    /// The driver reports an error by number.
+    /// Makes the driver report an error by number.
     fn raise_xid(&self, gpu: &GpuInfo, xid: u64, instance: Option<u32>);
-    /// The GPU falls off the bus.
+    /// Makes the GPU fall off the bus.
     fn lose(&self, gpu: &GpuInfo);
-    /// The node reboots. No handle from [`TestNode::gpus`] is held at that moment.
+    /// Reboots the node. No handle from [`TestNode::gpus`] is held at that moment.
     fn reboot(&self);
 }
 
@@ -138,7 +138,8 @@ fn a_mode_switch_is_in_force_at_once_on_hopper(node: &dyn TestNode) {
     assert_eq!(gpu(node, 0), info);
 }
 
-/// An event set is a client of the GPU: with one of ours open the mode could not change.
+/// An event set is a client of the GPU: while an event set of this process has the GPU, the mode could not
+/// change.
 fn a_gpu_that_is_listened_to_switches_and_is_listened_to_again(node: &dyn TestNode) {
     let (h100, a100) = (gpu(node, 0), gpu(node, 1));
     let mut events = node.gpus().watch(&[h100.uuid.clone(), a100.uuid.clone()]).unwrap();

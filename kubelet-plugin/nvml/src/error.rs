@@ -1,4 +1,4 @@
-//! Errors: the GPU, what was tried, why it failed, what to do.
+//! The errors of GPU operations. An error names the GPU, the operation, the cause and the remedy.
 
 use crate::GpuProcess;
 use aliquot_model::{GpuUuid, Placement};
@@ -8,7 +8,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::path::PathBuf;
 
-/// NVML's return code (`nvmlReturn_t`), never 0.
+/// A return code of NVML (`nvmlReturn_t`), never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NvmlCode(pub u32);
 
@@ -18,7 +18,7 @@ macro_rules! codes {
             $(#[doc = concat!("`NVML_ERROR_", stringify!($name), "`.")]
             pub const $name: Self = Self(sys::$constant);)*
 
-            /// NVML's name without `NVML_ERROR_`.
+            /// Returns NVML's name of the code without `NVML_ERROR_`.
             pub const fn name(self) -> Option<&'static str> {
                 match self {
                     $(Self::$name => Some(stringify!($name)),)*
@@ -59,80 +59,82 @@ codes! {
 }
 
 impl NvmlCode {
-    /// Whether it says that nothing can be asked any more, of this GPU or of the library: the GPU is lost, the kernel
-    /// module is gone, or is not the one that the library was opened for.
+    /// Returns true if the code says that nothing can be asked any more, of this GPU or of the library: the
+    /// GPU is lost, or the kernel module is gone or is not the one that the library was opened for.
     pub const fn is_no_answer(self) -> bool {
         matches!(self, Self::GPU_IS_LOST) || self.is_no_driver()
     }
 
-    /// Whether it says that the kernel module is gone, or is not the one that the library was opened for.
+    /// Returns true if the code says that the kernel module is gone, or is not the one that the library was
+    /// opened for.
     pub const fn is_no_driver(self) -> bool {
         matches!(self, Self::DRIVER_NOT_LOADED | Self::UNINITIALIZED | Self::LIB_RM_VERSION_MISMATCH)
     }
 }
 
 impl fmt::Display for NvmlCode {
-    /// `IN_USE (19)`.
+    /// Writes the code as `IN_USE (19)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.name().unwrap_or("an error of its own"), self.0)
     }
 }
 
-/// What was tried.
+/// The operation that was tried.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation {
-    /// Loading and starting the library.
+    /// Loading and starting the library at this path.
     Load(PathBuf),
-    /// Reading a fact.
+    /// Reading the named fact.
     Read(&'static str),
     /// Switching MIG mode.
     SetMigMode {
-        /// On or off.
+        /// True to switch MIG mode on.
         on: bool,
     },
     /// Creating a GPU instance.
     CreateGpuInstance {
-        /// Profile's lgip id.
+        /// The profile's ID, as `nvidia-smi mig -lgip` lists it.
         profile_id: u32,
-        /// Where.
+        /// The placement of the new GPU instance.
         placement: Placement,
     },
     /// Creating the compute instance in a new GPU instance.
     CreateComputeInstance {
-        /// Profile's lgip id of the GPU instance.
+        /// The profile's ID of the GPU instance, as `nvidia-smi mig -lgip` lists it.
         profile_id: u32,
-        /// Where the GPU instance is.
+        /// The placement of the GPU instance.
         placement: Placement,
     },
     /// Destroying a compute instance.
     DestroyComputeInstance {
-        /// GPU instance id.
+        /// The ID of the GPU instance.
         gpu_instance: u32,
-        /// Compute instance id.
+        /// The ID of the compute instance.
         compute_instance: u32,
     },
     /// Destroying a GPU instance.
     DestroyGpuInstance {
-        /// GPU instance id.
+        /// The ID of the GPU instance.
         gpu_instance: u32,
     },
     /// Setting the compute mode.
     SetComputeMode,
     /// Switching persistence mode.
     SetPersistenceMode {
-        /// On or off.
+        /// True to switch persistence mode on.
         on: bool,
     },
     /// Setting the time slice.
     SetTimeSlice,
     /// Listening for events.
     Watch,
-    /// Anything.
+    /// Any use of NVML.
     Use,
 }
 
 impl Operation {
-    /// Its name where operations are counted: what is read is no part of it, nor what is changed to what.
+    /// Returns the operation's name for counters. The name does not include which fact is read, nor the
+    /// values of a change.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Load(_) => "load",
@@ -179,26 +181,27 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Why it failed.
+/// The reason why an operation failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cause {
-    /// NVML said so.
+    /// NVML returned this code.
     Nvml(NvmlCode),
-    /// The library could not be loaded; the loader's words.
+    /// The library could not be loaded; the text is the loader's message.
     Library(String),
-    /// The library answered something that makes no sense.
+    /// The library returned an answer that makes no sense.
     Unexpected(String),
     /// A program of the driver failed or is missing.
     Program(String),
-    /// The library was closed on purpose; why.
+    /// The library was closed on purpose; the text says why.
     LetGo(String),
-    /// The driver does not answer, to this call or to an earlier one on the same GPU.
+    /// The driver does not answer this call, or an earlier call on the same GPU.
     Stuck(String),
-    /// The driver gave it the minor number of a GPU that it does not have now and that is to come back.
+    /// The driver gave the GPU a minor number that belongs to another GPU, which the driver does not have now
+    /// and which is to come back.
     NameTaken {
-        /// Minor number.
+        /// The minor number.
         minor: u32,
-        /// The GPU that had it before.
+        /// The GPU that had the number before.
         by: GpuUuid,
     },
 }
@@ -254,24 +257,24 @@ fn with_sources(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// What went wrong, in parts. Reached through [`GpuError`].
+/// The parts of an error. Reached through [`GpuError`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuErrorDetail {
-    /// The GPU; `None` when the library as a whole is meant.
+    /// The GPU; `None` if the error is about the library as a whole.
     pub gpu: Option<GpuUuid>,
-    /// NVML index, where the GPU has not told who it is.
+    /// The NVML index, if the GPU's UUID is not known.
     pub index: Option<u32>,
-    /// What was tried.
+    /// The operation that was tried.
     pub operation: Operation,
-    /// Why it failed.
+    /// The reason why it failed.
     pub cause: Cause,
-    /// Processes that stand in the way.
+    /// The processes that block the operation.
     pub blocked_by: Vec<GpuProcess>,
-    /// What a failed undo left behind, in words; the caller has to clean it up later.
+    /// Words for what a failed undo left behind; the caller has to clean it up later.
     pub left_behind: Option<String>,
 }
 
-/// An operation on a GPU that failed.
+/// The error of a failed operation on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuError(Box<GpuErrorDetail>);
 
@@ -285,17 +288,17 @@ impl Deref for GpuError {
 }
 
 impl GpuError {
-    /// An operation on a GPU.
+    /// Builds the error of an operation on a GPU.
     pub fn on(gpu: &GpuUuid, operation: Operation, cause: impl Into<Cause>) -> Self {
         Self::new(Some(gpu.clone()), None, operation, cause.into())
     }
 
-    /// An operation on a GPU of which only the index is known.
+    /// Builds the error of an operation on a GPU of which only the index is known.
     pub(crate) fn on_index(index: u32, operation: Operation, cause: impl Into<Cause>) -> Self {
         Self::new(None, Some(index), operation, cause.into())
     }
 
-    /// An operation on the library as a whole.
+    /// Builds the error of an operation on the library as a whole.
     pub fn of_library(operation: Operation, cause: impl Into<Cause>) -> Self {
         Self::new(None, None, operation, cause.into())
     }
@@ -311,21 +314,21 @@ impl GpuError {
         }))
     }
 
-    /// The same, with the processes that stand in the way.
+    /// Adds the processes that block the operation.
     #[must_use]
     pub fn blocked_by(mut self, processes: Vec<GpuProcess>) -> Self {
         self.0.blocked_by = processes;
         self
     }
 
-    /// The same, with what an undo could not remove.
+    /// Adds a description of what an undo could not remove.
     #[must_use]
     pub fn leaving(mut self, what: String) -> Self {
         self.0.left_behind = Some(what);
         self
     }
 
-    /// NVML's code, if it was NVML that failed.
+    /// Returns NVML's code, if NVML returned one.
     pub fn code(&self) -> Option<NvmlCode> {
         match self.cause {
             Cause::Nvml(code) => Some(code),
@@ -333,47 +336,48 @@ impl GpuError {
         }
     }
 
-    /// Whether the driver does not offer this on that GPU, now or ever.
+    /// Returns true if the driver does not offer this operation on that GPU, now or ever.
     pub fn is_not_supported(&self) -> bool {
         matches!(self.code(), Some(NvmlCode::NOT_SUPPORTED | NvmlCode::FUNCTION_NOT_FOUND))
     }
 
-    /// Whether the driver does not answer.
+    /// Returns true if the driver does not answer.
     pub fn is_stuck(&self) -> bool {
         matches!(self.cause, Cause::Stuck(_))
     }
 
-    /// Whether the GPU is not there any more, so that nothing on it needs undoing.
+    /// Returns true if the GPU is not there any more, so that nothing on it needs undoing.
     pub fn is_gone(&self) -> bool {
         self.is_lost() || matches!(self.code(), Some(NvmlCode::NOT_FOUND | NvmlCode::GPU_NOT_FOUND))
     }
 
-    /// Whether the GPU has fallen off the bus.
+    /// Returns true if the GPU has fallen off the bus.
     pub fn is_lost(&self) -> bool {
         self.code() == Some(NvmlCode::GPU_IS_LOST)
     }
 
-    /// Whether the library was closed on purpose ([`crate::Reopening::let_go`]).
+    /// Returns true if the library was closed on purpose ([`crate::Reopening::let_go`]).
     pub fn is_let_go(&self) -> bool {
         matches!(self.cause, Cause::LetGo(_))
     }
 
-    /// Whether the library has no driver to ask: its kernel module is gone or another one, or it was let go of.
+    /// Returns true if the library has no driver to ask: the kernel module is gone or another one is loaded,
+    /// or the library was closed on purpose.
     pub fn is_no_driver(&self) -> bool {
         self.code().is_some_and(NvmlCode::is_no_driver) || matches!(self.cause, Cause::LetGo(_))
     }
 
-    /// Whether there is no library to ask.
+    /// Returns true if the library could not be loaded.
     pub fn is_no_library(&self) -> bool {
         matches!(self.cause, Cause::Library(_))
     }
 
-    /// Whether somebody uses what was to be changed.
+    /// Returns true if the target of the change is in use.
     pub fn is_in_use(&self) -> bool {
         self.code() == Some(NvmlCode::IN_USE)
     }
 
-    /// What somebody can do about it.
+    /// Returns what an administrator can do about the error.
     pub fn remedy(&self) -> &'static str {
         let code = match &self.cause {
             Cause::Nvml(code) => *code,

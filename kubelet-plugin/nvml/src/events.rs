@@ -1,4 +1,4 @@
-//! Listening for errors through the real library.
+//! Listens for errors through the real library.
 
 use crate::raw::{DeviceHandle, EventSet};
 use crate::{EventKind, EventSource, GpuError, GpuEvent, NvmlCode, Operation};
@@ -14,32 +14,33 @@ const SINGLE_BIT: u64 = sys::nvmlEventTypeSingleBitEccError as u64;
 const DOUBLE_BIT: u64 = sys::nvmlEventTypeDoubleBitEccError as u64;
 const XID: u64 = sys::nvmlEventTypeXidCriticalError as u64;
 
-/// How long a wait for events that is under way may hold up a switch of the MIG mode.
+/// The longest time that a running wait for events may hold up a switch of the MIG mode.
 const LETTING_GO: Duration = Duration::from_secs(3);
-/// How often a source whose set is let go of looks whether it may have one again.
+/// The interval at which a source without a set checks whether it may have one again.
 const PAUSED: Duration = Duration::from_millis(50);
 
-/// Event sets, by whoever has to let go of them: a GPU that is in one does not change its MIG mode.
+/// The event sets, listed so that they can be let go of: a GPU that is in an event set does not change its
+/// MIG mode.
 #[derive(Default)]
 pub(crate) struct Listening(Mutex<Vec<Weak<Shared>>>);
 
-/// A set that can be taken away while its source waits for the next event.
+/// An event set that can be taken away while its source waits for the next event.
 struct Shared {
     nvml: Arc<Nvml>,
     gpus: Vec<GpuUuid>,
-    /// Switches that go on.
+    /// The number of switches that are under way.
     paused: AtomicUsize,
     set: Mutex<Option<Set>>,
 }
 
-/// A set, and what is in it.
+/// An event set, and the devices in it.
 struct Set {
     set: EventSet,
-    /// Devices by the value of their handle, to name the GPU of an event even if it is lost by then.
+    /// The devices by the value of their handle, to name the GPU of an event even if it is lost by then.
     known: Vec<(usize, GpuUuid)>,
 }
 
-/// Events of some GPUs.
+/// The events of some GPUs.
 pub(crate) struct NvmlEvents {
     shared: Arc<Shared>,
     unmonitored: Vec<(GpuUuid, GpuError)>,
@@ -61,7 +62,7 @@ impl Listening {
         Ok(NvmlEvents { shared, unmonitored })
     }
 
-    /// Does something while no set has this GPU. Errors that it has meanwhile are not heard of.
+    /// Calls `switch` while no set has this GPU. Errors of the GPU during this time are not reported.
     pub(crate) fn without<T>(&self, gpu: &GpuUuid, switch: impl FnOnce() -> T) -> T {
         let all: Vec<Arc<Shared>> = self.0.lock().iter().filter_map(Weak::upgrade).collect();
         let paused: Vec<_> =
@@ -72,7 +73,7 @@ impl Listening {
     }
 }
 
-/// A source has no set for as long as this lives.
+/// A guard: the source has no set for as long as it lives.
 struct Paused<'a>(&'a Shared);
 
 impl Drop for Paused<'_> {
@@ -99,7 +100,7 @@ impl Shared {
         let paused = Paused(self);
         match self.set.try_lock_for(LETTING_GO) {
             Some(mut set) => self.free(set.take()),
-            // The driver says then what is in its way.
+            // The driver then reports what is in its way.
             None => tracing::warn!("a wait for events did not end, and keeps its GPUs in use"),
         }
         paused
@@ -136,7 +137,7 @@ fn register(nvml: &Nvml, gpu: &GpuUuid, set: &EventSet) -> Result<usize, GpuErro
 }
 
 impl NvmlEvents {
-    /// Whether it was so from the beginning.
+    /// Returns true if the GPU could not be listened to from the beginning.
     fn is_unmonitored(&self, gpu: &GpuUuid) -> bool {
         self.unmonitored.iter().any(|(known, _)| known == gpu)
     }
@@ -155,7 +156,8 @@ impl EventSource for NvmlEvents {
             Some(set) => set,
             none => {
                 let (set, unmonitored) = shared.open()?;
-                // One that hears nothing of a GPU would be silent for ever. It is tried again at the next call.
+                // A set that does not listen to one of its GPUs would be silent for ever. It is tried again
+                // at the next call.
                 if let Some((_, error)) = unmonitored.into_iter().find(|(gpu, _)| !self.is_unmonitored(gpu)) {
                     shared.free(Some(set));
                     return Err(error);

@@ -1,4 +1,4 @@
-//! The facts of one GPU.
+//! Reads the facts of one GPU.
 
 use crate::boards::{Board, Boards};
 use crate::brand::{architecture, brand_name, cores_per_multiprocessor, mig_mode_needs_reset};
@@ -15,13 +15,13 @@ use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
 use std::path::Path;
 
-/// Identity of a GPU, or why it cannot be told.
+/// Returns the UUID of a GPU, or the reason why it is not known.
 pub(crate) fn uuid(device: &Device<'_>) -> Result<GpuUuid, Cause> {
     let text = device.uuid()?;
     GpuUuid::parse(&text).ok_or_else(|| Cause::Unexpected(format!("{text:?} is not the UUID of a GPU")))
 }
 
-/// MIG mode; `None` on a board without it.
+/// Returns the MIG mode; `None` on a board without MIG.
 pub(crate) fn mig_mode(device: &Device<'_>) -> Result<Option<MigMode>, Cause> {
     match device.mig_mode() {
         Ok(mode) => Ok(Some(MigMode { current: mode.current == 1, pending: mode.pending == 1 })),
@@ -30,8 +30,8 @@ pub(crate) fn mig_mode(device: &Device<'_>) -> Result<Option<MigMode>, Cause> {
     }
 }
 
-/// Everything about a GPU. Identity, minor number, memory and MIG decide what may be given out, so
-/// one of them missing is an error; all others fall back to what a reader can tell from a known value.
+/// Reads all facts of a GPU. UUID, minor number, memory and MIG decide what may be given out, so one of them
+/// missing is an error. All others fall back to a value that a reader can recognize as unknown.
 pub(crate) fn read(
     nvml: &Nvml,
     device: &Device<'_>,
@@ -73,7 +73,7 @@ pub(crate) fn read(
     })
 }
 
-/// What of a GPU never changes.
+/// Reads the facts of a GPU that never change.
 fn board(device: &Device<'_>, gpu: &GpuUuid, sys_root: &Path) -> Result<Board, GpuError> {
     let failed = |fact| move |cause: Cause| GpuError::on(gpu, Operation::Read(fact), cause);
     let product_name = device.name().map_err(Cause::from).map_err(failed("product name"))?;
@@ -128,7 +128,7 @@ fn mig_capability(
     })
 }
 
-/// The instances on a GPU; none where the mode is off.
+/// Returns the instances on a GPU; none if MIG mode is off.
 pub(crate) fn live(
     nvml: &Nvml,
     device: &Device<'_>,
@@ -143,8 +143,8 @@ pub(crate) fn live(
     }
 }
 
-/// What the GPU says of its health. What a board or a driver does not tell is left out; that it cannot be asked at
-/// all, such as after it fell off the bus, is an error.
+/// Returns the health that the GPU reports of itself. Values that the board or the driver does not report are
+/// left out. If the GPU cannot be asked at all, such as after it fell off the bus, this is an error.
 pub(crate) fn health(device: &Device<'_>, handle: DeviceHandle<'_>) -> Result<GpuHealth, NvmlCode> {
     let errors = device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile);
     let field = device.field_values_for(&[FieldId(NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)]);
@@ -170,7 +170,7 @@ pub(crate) fn health(device: &Device<'_>, handle: DeviceHandle<'_>) -> Result<Gp
     })
 }
 
-/// An answer, or `None` where there is none on this board or with this driver.
+/// Returns an answer, or `None` if this board or this driver has none.
 fn told<T>(answer: Result<T, Cause>) -> Result<Option<T>, NvmlCode> {
     match answer {
         Ok(value) => Ok(Some(value)),

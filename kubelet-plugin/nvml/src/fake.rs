@@ -1,9 +1,9 @@
-//! A node of GPUs that lives in a test: boards with real tables, MIG life, processes, errors on
-//! request. It passes the same [`contract`](crate::contract) as the real library.
+//! Simulates a node of GPUs for tests: boards with real tables, the life of MIG instances, processes, and
+//! errors on request. It passes the same [`contract`](crate::contract) as the real library.
 //!
-//! Not modelled: time (nothing takes any), engines shared between profiles beyond their own maximum,
-//! several compute instances in a GPU instance, graphics and MPS processes of their own, and what
-//! nvidia-smi says.
+//! Not modelled: time (nothing takes any), engines shared between profiles beyond their own maximum, several
+//! compute instances in a GPU instance, graphics and MPS processes of their own, and the output of
+//! nvidia-smi.
 #![allow(clippy::panic, reason = "a death on request is a panic, for the test to catch")]
 
 use crate::{
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 mod boards;
 pub use boards::{a30, a100_40, h100_80, t4};
 
-/// What a fault does to the call that it hits.
+/// The effect of a fault on the call that it hits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultKind {
     /// The call does nothing and returns this code.
@@ -32,11 +32,12 @@ pub enum FaultKind {
     KillAfter,
 }
 
-/// What a simulated death panics with, for `catch_unwind`.
+/// The panic payload of a simulated death, for `catch_unwind`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Killed;
 
-/// Runs until killed; `None` when it was. Only simulated deaths are quiet.
+/// Runs `work` until a simulated death; returns `None` if it died. Only simulated deaths print no panic
+/// message.
 pub fn until_killed<T>(work: impl FnOnce() -> T) -> Option<T> {
     static QUIET: std::sync::Once = std::sync::Once::new();
     QUIET.call_once(|| {
@@ -54,7 +55,7 @@ pub fn until_killed<T>(work: impl FnOnce() -> T) -> Option<T> {
     }
 }
 
-/// The NVML functions that faults can name; those by which the real library does the same.
+/// The NVML functions that faults can name; the real library uses the same functions for these operations.
 pub const FUNCTIONS: [&str; 14] = [
     "nvmlDeviceGetCount_v2",
     "nvmlDeviceGetHandleByIndex_v2",
@@ -74,7 +75,7 @@ pub const FUNCTIONS: [&str; 14] = [
 
 struct Fault {
     function: &'static str,
-    /// Calls until it hits; 1 is the next.
+    /// The number of calls until the fault hits; 1 is the next call.
     countdown: u64,
     kind: FaultKind,
 }
@@ -88,7 +89,7 @@ struct Board {
     persistence: bool,
     time_slice: TimeSlice,
     lost: bool,
-    /// A change of mode waits for a reset, whatever the board is known for.
+    /// True if a change of MIG mode waits for a reset, whatever the board is known for.
     waits_for_reset: bool,
     health: GpuHealth,
 }
@@ -96,7 +97,7 @@ struct Board {
 struct State {
     driver: DriverInfo,
     boards: Vec<Board>,
-    /// Boards that another driver has.
+    /// The boards that another driver has.
     away: Vec<Board>,
     faults: Vec<Fault>,
     calls: Vec<&'static str>,
@@ -107,13 +108,13 @@ impl State {
     fn bring_back(&mut self, which: impl Fn(&GpuInfo) -> bool) {
         let Self { boards, away, .. } = self;
         let back = away.extract_if(.., |board| which(&board.info));
-        // Its driver starts it as at first.
+        // The driver starts a board that comes back as it did at first.
         boards.extend(back.map(|board| Board { persistence: false, ..board }));
         boards.sort_by(|a, b| a.info.pci_bus_id.cmp(&b.info.pci_bus_id));
         self.number();
     }
 
-    /// NVML numbers what is there.
+    /// Numbers the boards that are there, as NVML does.
     fn number(&mut self) {
         for (index, board) in (0..).zip(&mut self.boards) {
             board.info.index = index;
@@ -121,14 +122,14 @@ impl State {
     }
 }
 
-/// The fake. Clones are the same node.
+/// A fake node. Clones share the same node.
 #[derive(Clone)]
 pub struct FakeGpus {
     shared: Arc<(Mutex<State>, Condvar)>,
 }
 
 impl FakeGpus {
-    /// A node with these GPUs, such as [`h100_80`]`(0)`.
+    /// Creates a node with these GPUs, such as [`h100_80`]`(0)`.
     pub fn new(gpus: impl IntoIterator<Item = GpuInfo>) -> Self {
         let boards = gpus.into_iter().enumerate().map(|(index, info)| Board {
             info: GpuInfo { index: u32::try_from(index).unwrap_or(u32::MAX), ..info },
@@ -157,25 +158,26 @@ impl FakeGpus {
         self.shared.0.lock()
     }
 
-    /// Makes the `nth` call (from 1) of one of [`FUNCTIONS`] go wrong. An unknown name panics, or the
-    /// test would test nothing.
+    /// Makes the `nth` call (from 1) of one of [`FUNCTIONS`] go wrong. Panics on an unknown name, because the
+    /// test would then test nothing.
     pub fn fault(&self, function: &str, nth: u64, kind: FaultKind) {
         let known = FUNCTIONS.into_iter().find(|known| *known == function);
         assert!(known.is_some() && nth > 0, "no such fault: call {nth} of {function}");
         self.state().faults.extend(known.map(|function| Fault { function, countdown: nth, kind }));
     }
 
-    /// Takes back all faults that have not hit.
+    /// Removes all faults that have not hit.
     pub fn clear_faults(&self) {
         self.state().faults.clear();
     }
 
-    /// The functions of [`FUNCTIONS`] that were called, in order.
+    /// Returns the functions of [`FUNCTIONS`] that were called, in order.
     pub fn calls(&self) -> Vec<&'static str> {
         self.state().calls.clone()
     }
 
-    /// What a reboot does: instances and processes are gone, a pending mode is in force.
+    /// Simulates a reboot: instances and processes are gone, and a pending mode is in force on boards that
+    /// keep it.
     pub fn reboot(&self) {
         let mut state = self.state();
         state.bring_back(|_| true);
@@ -196,14 +198,14 @@ impl FakeGpus {
         state.events.clear();
     }
 
-    /// Takes a GPU off the bus, with the error that the driver reports for it.
+    /// Takes a GPU off the bus, and raises the error that the driver reports for it.
     pub fn lose(&self, gpu: &GpuUuid) {
         self.with_board(gpu, |board| board.lost = true);
         self.raise(gpu, EventKind::Xid(79), None);
     }
 
-    /// Takes a GPU from the driver, which lists it no more. A library that was opened before would still name it; this
-    /// one is never asked in between.
+    /// Takes a GPU from the driver, which then no longer lists it. A real library that was opened before
+    /// would still name it; tests do not ask the fake in between.
     pub fn take_away(&self, gpu: &GpuUuid) {
         let mut state = self.state();
         let State { boards, away, .. } = &mut *state;
@@ -216,29 +218,30 @@ impl FakeGpus {
         self.state().bring_back(|info| &info.uuid == gpu);
     }
 
-    /// Sets what a GPU says of its health; one that was lost is back on the bus.
+    /// Sets the health that a GPU reports; a GPU that was lost is back on the bus.
     pub fn set_health(&self, gpu: &GpuUuid, health: GpuHealth) {
         self.with_board(gpu, |board| (board.health, board.lost) = (health, false));
     }
 
-    /// Reports an event.
+    /// Raises an event.
     pub fn raise(&self, gpu: &GpuUuid, kind: EventKind, gpu_instance: Option<u32>) {
         let event = GpuEvent { gpu: Some(gpu.clone()), gpu_instance, compute_instance: None, kind };
         self.state().events.push_back(event);
         self.shared.1.notify_all();
     }
 
-    /// From now on a change of MIG mode waits for a reset, as where the driver cannot reset the GPU by itself.
+    /// Makes every later change of MIG mode wait for a reset, as on a node where the driver cannot reset the
+    /// GPU by itself.
     pub fn wait_for_reset(&self, gpu: &GpuUuid) {
         self.with_board(gpu, |board| board.waits_for_reset = true);
     }
 
-    /// Puts a process on a GPU.
+    /// Starts a process on a GPU.
     pub fn start_process(&self, gpu: &GpuUuid, process: GpuProcess) {
         self.with_board(gpu, |board| board.processes.push(process));
     }
 
-    /// Sets what a process had of a GPU's time in the last sample period.
+    /// Sets the GPU time that a process had in the last sample period.
     pub fn set_time(&self, gpu: &GpuUuid, time: ProcessTime) {
         self.with_board(gpu, |board| {
             board.times.retain(|known| known.pid != time.pid);
@@ -246,7 +249,7 @@ impl FakeGpus {
         });
     }
 
-    /// Takes all processes of that id off all GPUs.
+    /// Removes all processes with that ID from all GPUs.
     pub fn stop_process(&self, pid: u32) {
         for board in &mut self.state().boards {
             board.times.retain(|time| time.pid != pid);
@@ -254,7 +257,7 @@ impl FakeGpus {
         }
     }
 
-    /// The time slice that was set.
+    /// Returns the time slice that was set.
     pub fn time_slice(&self, gpu: &GpuUuid) -> Option<TimeSlice> {
         self.state().boards.iter().find(|board| &board.info.uuid == gpu).map(|board| board.time_slice)
     }
@@ -265,8 +268,8 @@ impl FakeGpus {
         }
     }
 
-    /// The call of a function begins: counts it, and applies a fault that hits it. What is returned
-    /// must be called when the function has done its work.
+    /// Begins the call of a function: counts it, and applies a fault that hits it. The returned function must
+    /// be called when the function has done its work.
     fn enter(state: &mut State, function: &'static str) -> Result<impl FnOnce() + use<>, NvmlCode> {
         state.calls.push(function);
         for fault in state.faults.iter_mut().filter(|fault| fault.function == function) {
@@ -349,7 +352,8 @@ impl Board {
         if full || self.instances.iter().any(|mig| mig.placement.overlaps(placement)) {
             return Err(NvmlCode::INSUFFICIENT_RESOURCES);
         }
-        // Ids as the driver numbers them: the whole axis is 0, its halves 1 and 2, its quarters 3 to 6…
+        // The IDs are as the driver numbers them: the whole axis is 0, its halves 1 and 2, its quarters 3 to
+        // 6…
         let parts = self.info.memory_slices().checked_div(placement.size).unwrap_or(1).max(1);
         let id = (parts - 1..parts * 2 - 1)
             .find(|id| self.instances.iter().all(|mig| mig.gpu_instance != *id))
@@ -579,7 +583,7 @@ impl Gpus for FakeGpus {
     }
 }
 
-/// Events of a fake node. One listener at a time gets each event.
+/// The events of a fake node. Only one listener gets each event.
 struct FakeEvents {
     node: FakeGpus,
     watched: Vec<GpuUuid>,

@@ -1,20 +1,20 @@
-//! GPUs of a node through NVML: inventory, MIG modes and instances, processes, events.
+//! Gives access to a node's GPUs through NVML: inventory, MIG modes and instances, processes, events.
 //!
-//! [`Gpus`] is the seam: [`NvmlGpus`] is the real library (or the simulator's stand-in, loaded from a
-//! path), `fake::FakeGpus` (feature `test-util`) a node written down in a test. Both pass the same
-//! contract, `contract`.
+//! [`Gpus`] is the interface. [`NvmlGpus`] implements it with the real library (or the simulator's stand-in,
+//! loaded from a path). `fake::FakeGpus` (feature `test-util`) implements it with a node that is described in
+//! a test. Both pass the same contract, `contract`.
 //!
-//! What holds:
+//! Invariants:
 //! - The only unsafe code of the node agent is here, in `raw`; no C type leaves it.
 //! - A GPU that cannot be read is reported in [`Inventory::unreadable`] and the others are listed.
 //! - A create that fails leaves nothing behind, or says in the error what it left.
-//! - GPU-instance ids are handles that are used again: [`Gpus::destroy_mig`] destroys an instance
-//!   only if profile, place and UUID are still those of the instance that is meant.
+//! - GPU-instance ids are handles that are used again: [`Gpus::destroy_mig`] destroys an instance only if
+//!   profile, placement and UUID are still those of the instance that is meant.
 //! - A call that the driver does not answer holds up calls on the same GPU only ([`Timed`]).
 //! - A library whose kernel module is gone or another one is closed and opened anew ([`Reopening`]).
-//! - Every error names the GPU, what was tried, NVML's code and what to do.
+//! - Every error names the GPU, the operation, NVML's code and the remedy.
 //!
-//! Nothing here decides anything else: no policy, no retries, no state beside the library's own.
+//! Nothing else is decided here: no policy, no retries, no state beside the library's own.
 //!
 //! Start reading at [`Gpus`], then `real`, `mig` and `timed`.
 
@@ -52,22 +52,22 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// The GPUs of a node. Calls block, some of them for seconds (a change of MIG mode, the creation of an
-/// instance): not for an async thread. Everything may be called from several threads at once; calls
-/// that change one GPU are the caller's to put in order.
+/// instance), so they must not run on an async thread. All methods may be called from several threads at
+/// once; the caller must serialize calls that change one GPU.
 pub trait Gpus: Send + Sync {
-    /// The driver's versions.
+    /// Returns the driver's versions.
     fn driver(&self) -> Result<DriverInfo, GpuError>;
 
-    /// How many GPUs the driver lists. Their indexes are the numbers below.
+    /// Returns the number of GPUs that the driver lists. Indexes are smaller than this number.
     fn count(&self) -> Result<u32, GpuError>;
 
-    /// The identity of the GPU with an index.
+    /// Returns the UUID of the GPU with an index.
     fn identify(&self, index: u32) -> Result<GpuUuid, GpuError>;
 
-    /// What the GPU with an index is, and the instances that exist on it.
+    /// Returns the facts of the GPU with an index, and the instances that exist on it.
     fn read(&self, index: u32, driver: &DriverInfo) -> Result<(GpuInfo, Vec<LiveMig>), Unreadable>;
 
-    /// Everything that is slow to change: what each GPU is, and the instances that exist on it.
+    /// Returns everything that changes slowly: the facts of each GPU, and the instances that exist on it.
     /// Fails only when the library as a whole does not answer.
     fn inventory(&self) -> Result<Inventory, GpuError> {
         let driver = self.driver()?;
@@ -75,73 +75,77 @@ pub trait Gpus: Send + Sync {
         Ok(Inventory::of(driver, all))
     }
 
-    /// The same of the GPUs with these minor numbers. Those that cannot be read are listed, as far as they
-    /// may be one of these.
+    /// Returns the inventory of the GPUs with these minor numbers. GPUs that cannot be read are listed if
+    /// they may be one of these.
     fn inventory_of(&self, minors: &BTreeSet<u32>) -> Result<Inventory, GpuError> {
         Ok(self.inventory()?.only(minors))
     }
 
-    /// The facts of one GPU, read anew.
+    /// Returns the facts of one GPU, read anew.
     fn gpu(&self, gpu: &GpuUuid) -> Result<GpuInfo, GpuError>;
 
-    /// Whether partitioning is on, now and after the next reset.
+    /// Returns whether MIG mode is on, now and after the next reset.
     fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError>;
 
-    /// Switches partitioning. When something holds the GPU the error names the processes, and the
-    /// mode pending is put back, so that no later reset switches what nobody wants any more.
+    /// Switches MIG mode. If something holds the GPU, the error names the processes, and the pending mode is
+    /// put back, so that no later reset switches a mode that nobody wants any more.
     fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<ModeChange, GpuError>;
 
-    /// The GPU instances that exist, by ascending start; empty without MIG or with the mode off.
+    /// Returns the GPU instances that exist, by ascending start; empty without MIG or with the mode off.
     fn live_migs(&self, gpu: &GpuUuid) -> Result<Vec<LiveMig>, GpuError>;
 
-    /// Creates a GPU instance of a profile (its lgip id) at a place, and in it the compute instance
-    /// that takes all of it. Undoes the first when the second fails.
+    /// Creates a GPU instance of a profile (its ID as `nvidia-smi mig -lgip` lists it) at a placement, and in
+    /// it the compute instance that takes all of it. If the second fails, the first is undone.
     fn create_mig(&self, gpu: &GpuUuid, profile_id: u32, placement: Placement) -> Result<LiveMig, GpuError>;
 
-    /// Destroys an instance with all its compute instances. An instance that is no longer there, or
-    /// whose id now belongs to another one, is [`Destroyed::WasGone`].
+    /// Destroys an instance with all its compute instances. If the instance is no longer there, or its ID now
+    /// belongs to another instance, returns [`Destroyed::WasGone`].
     fn destroy_mig(&self, mig: &LiveMig) -> Result<Destroyed, GpuError>;
 
-    /// Who uses the GPU, its instances included. Empty where the driver hides processes.
+    /// Returns the processes that use the GPU, including its instances. Empty where the driver hides
+    /// processes.
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError>;
 
-    /// How much of the GPU's time each process had in the driver's last sample period (about a second), as far as
-    /// that ended after `since_us` (microseconds of the wall clock). Processes that had none are left out, as are
-    /// all where the driver does not count (MIG mode, old boards).
+    /// Returns the percentage of the GPU's time that each process had in the driver's last sample period
+    /// (about a second), if that period ended after `since_us` (microseconds of the wall clock). Processes
+    /// without GPU time are left out, as are all processes where the driver does not count (MIG mode, old
+    /// boards).
     fn utilization(&self, gpu: &GpuUuid, since_us: u64) -> Result<Vec<ProcessTime>, GpuError>;
 
-    /// How much of the GPU's memory is in use.
+    /// Returns the GPU's memory in use, in bytes.
     fn memory(&self, gpu: &GpuUuid) -> Result<MemoryUse, GpuError>;
 
-    /// Who may have contexts.
+    /// Returns the compute mode.
     fn compute_mode(&self, gpu: &GpuUuid) -> Result<ComputeMode, GpuError>;
 
-    /// Sets who may have contexts.
+    /// Sets the compute mode.
     fn set_compute_mode(&self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), GpuError>;
 
-    /// Whether the driver keeps the GPU initialised while nothing uses it; not where it has no such mode.
+    /// Returns true if the driver keeps the GPU initialised while nothing uses it; false where it has no such
+    /// mode.
     fn persistence_mode(&self, gpu: &GpuUuid) -> Result<bool, GpuError>;
 
-    /// Has the driver keep the GPU initialised while nothing uses it, or not (`nvmlDeviceSetPersistenceMode`). Where
-    /// nvidia-persistenced runs and its socket can be reached, the library asks it.
+    /// Switches persistence mode, in which the driver keeps the GPU initialised while nothing uses it
+    /// (`nvmlDeviceSetPersistenceMode`). If nvidia-persistenced runs and its socket can be reached, the
+    /// library asks it.
     fn set_persistence_mode(&self, gpu: &GpuUuid, on: bool) -> Result<(), GpuError>;
 
-    /// Sets how long a process runs before the next one's turn. NVML has no call for it, so this runs
-    /// the driver's `nvidia-smi`.
+    /// Sets the time that a process runs before the next process's turn. NVML has no call for it, so this
+    /// runs the driver's `nvidia-smi`.
     fn set_time_slice(&self, gpu: &GpuUuid, slice: TimeSlice) -> Result<(), GpuError>;
 
-    /// What the GPU says of its own health.
+    /// Returns the health that the GPU reports of itself.
     fn health(&self, gpu: &GpuUuid) -> Result<GpuHealth, GpuError>;
 
-    /// Listens for errors of these GPUs.
+    /// Starts to listen for errors of these GPUs.
     fn watch(&self, gpus: &[GpuUuid]) -> Result<Box<dyn EventSource>, GpuError>;
 }
 
-/// Errors of GPUs as they happen.
+/// A source of GPU errors as they happen.
 pub trait EventSource: Send {
-    /// The next event, or `None` after `timeout` without one.
+    /// Returns the next event, or `None` after `timeout` without one.
     fn next(&mut self, timeout: Duration) -> Result<Option<GpuEvent>, GpuError>;
 
-    /// GPUs that were asked for and cannot be listened to, with the reason.
+    /// Returns the GPUs that cannot be listened to although that was asked for, with the reason.
     fn unmonitored(&self) -> &[(GpuUuid, GpuError)];
 }

@@ -1,4 +1,5 @@
-//! MIG: profiles, live instances, create and destroy. Safe; the calls are in `raw`.
+//! Handles MIG: profiles, live instances, create and destroy. This module is safe code; the calls are in
+//! `raw`.
 
 use crate::boards::Boards;
 use crate::raw::{CiHandle, CiProfile, DeviceHandle, GiHandle, GiInfo, GiProfile};
@@ -6,15 +7,16 @@ use crate::{Cause, Destroyed, GpuError, NvmlCode, Operation};
 use aliquot_model::{Engines, GpuUuid, LiveMig, MigProfile, MigUuid, Placement, ProfileName};
 use std::cmp::Reverse;
 
-/// NVML's enumerators of GPU-instance profiles end below this; today's drivers know 18.
+/// The end of NVML's enumerators of GPU-instance profiles; today's drivers know 18.
 const GI_PROFILES: u32 = 32;
 
-/// The codes for a profile that the driver or the board does not have.
+/// Returns true for the codes of a profile that the driver or the board does not have.
 const fn is_absent(code: NvmlCode) -> bool {
     matches!(code, NvmlCode::NOT_SUPPORTED | NvmlCode::INVALID_ARGUMENT)
 }
 
-/// What the board can be cut into, by ascending size. Answered with the mode off, too.
+/// Returns the profiles that the board can be divided into, by ascending size. It works with MIG mode off,
+/// too.
 pub(crate) fn profiles(device: DeviceHandle<'_>, gpu_memory: u64) -> Result<Vec<MigProfile>, NvmlCode> {
     let mut profiles = Vec::new();
     for nvml_profile in 0..GI_PROFILES {
@@ -58,8 +60,8 @@ pub(crate) fn profiles(device: DeviceHandle<'_>, gpu_memory: u64) -> Result<Vec<
     Ok(profiles)
 }
 
-/// The name for a driver that does not tell it (before R525): compute slices, memory as a number of
-/// eighths of the GPU's, and the suffix that NVIDIA gives to that enumerator.
+/// Computes the profile's name for a driver that does not report it (before R525): compute slices, memory as
+/// a number of eighths of the GPU's memory, and NVIDIA's suffix for that enumerator.
 fn computed_name(nvml_profile: u32, raw: &GiProfile, gpu_memory: u64) -> ProfileName {
     const GIB: u64 = 1 << 30;
     let eighths = (raw.memory_mib << 20).saturating_mul(8).div_ceil(gpu_memory.max(1));
@@ -74,13 +76,14 @@ fn computed_name(nvml_profile: u32, raw: &GiProfile, gpu_memory: u64) -> Profile
     ProfileName::new(&format!("{}g.{gigabytes}gb{suffix}", raw.slices))
 }
 
-/// A GPU instance that exists, with its compute instances.
+/// A GPU instance that exists.
 struct Instance<'lib> {
     handle: GiHandle<'lib>,
     info: GiInfo,
 }
 
-/// Ids of the profiles by which instances are listed, and how many of each there can be.
+/// Returns the IDs of the profiles by which instances are listed, and the largest number of instances of
+/// each.
 fn listed_by(device: DeviceHandle<'_>) -> Result<Vec<(u32, u32)>, NvmlCode> {
     let mut listed_by = Vec::new();
     for nvml_profile in 0..GI_PROFILES {
@@ -93,7 +96,7 @@ fn listed_by(device: DeviceHandle<'_>) -> Result<Vec<(u32, u32)>, NvmlCode> {
     Ok(listed_by)
 }
 
-/// All GPU instances, whoever made them. The mode is on.
+/// Returns all GPU instances, whoever made them. MIG mode is on.
 fn instances<'lib>(
     device: DeviceHandle<'lib>,
     gpu: &GpuUuid,
@@ -106,7 +109,7 @@ fn instances<'lib>(
                 for handle in handles {
                     match handle.info() {
                         Ok(info) => found.push(Instance { handle, info }),
-                        // Destroyed by somebody else meanwhile.
+                        // The instance was destroyed by somebody else meanwhile.
                         Err(NvmlCode::NOT_FOUND | NvmlCode::INVALID_ARGUMENT) => {}
                         Err(code) => return Err(code),
                     }
@@ -129,7 +132,7 @@ struct Inner<'lib> {
     profile: CiProfile,
 }
 
-/// The compute instances of a GPU instance that can have these.
+/// Returns the compute instances of a GPU instance that can have these profiles.
 fn compute_instances<'lib>(gi: GiHandle<'lib>, profiles: &[CiProfile]) -> Result<Vec<Inner<'lib>>, NvmlCode> {
     let mut found: Vec<Inner<'_>> = Vec::new();
     for profile in profiles.iter().copied() {
@@ -143,10 +146,10 @@ fn compute_instances<'lib>(gi: GiHandle<'lib>, profiles: &[CiProfile]) -> Result
     Ok(found)
 }
 
-/// Ids of a GPU instance and of a compute instance in it.
+/// The IDs of a GPU instance and of a compute instance in it.
 type InstanceIds = (u32, u32);
 
-/// UUIDs of the MIG devices.
+/// Returns the UUIDs of the MIG devices.
 fn mig_uuids(device: DeviceHandle<'_>) -> Result<Vec<(InstanceIds, MigUuid)>, NvmlCode> {
     let mut found = Vec::new();
     for index in 0..device.max_mig_devices()? {
@@ -161,7 +164,7 @@ fn mig_uuids(device: DeviceHandle<'_>) -> Result<Vec<(InstanceIds, MigUuid)>, Nv
     Ok(found)
 }
 
-/// The instances that exist, by ascending start. The caller knows that the mode is on.
+/// Returns the instances that exist, by ascending start. The caller knows that MIG mode is on.
 pub(crate) fn live(
     device: DeviceHandle<'_>,
     gpu: &GpuUuid,
@@ -171,7 +174,7 @@ pub(crate) fn live(
     let mut live = Vec::new();
     for instance in instances(device, gpu, boards)? {
         let profiles = boards.ci_profiles(gpu, instance.info.profile_id, || instance.handle.ci_profiles())?;
-        // Of several compute instances, which we never make, the largest stands for the instance.
+        // Of several compute instances, which this driver never makes, the largest stands for the instance.
         let inside = compute_instances(instance.handle, &profiles)?;
         let largest = inside.iter().max_by_key(|inner| (inner.profile.slices, Reverse(inner.id)));
         let slices = profiles.iter().map(|profile| profile.slices).max();
@@ -215,7 +218,7 @@ pub(crate) fn create(
     })
 }
 
-/// The second half of a create: everything in a new GPU instance.
+/// Creates the compute instance that takes all of a new GPU instance: the second half of a create.
 fn fill(
     device: DeviceHandle<'_>,
     gpu: &GpuUuid,
@@ -245,7 +248,7 @@ fn fill(
     })
 }
 
-/// Removes a GPU instance that was made a moment ago, with what is in it. The error says what stays.
+/// Removes a GPU instance that was made a moment ago, with its compute instances. The error says what stays.
 fn undo(gi: GiHandle<'_>) -> Result<(), String> {
     let destroy_all = || -> Result<(), NvmlCode> {
         for inner in compute_instances(gi, &gi.ci_profiles()?)? {
@@ -283,7 +286,7 @@ pub(crate) fn destroy(
             .filter_map(|inner| uuids.iter().find(|(ids, _)| *ids == (instance.info.id, inner.id)))
             .map(|(_, uuid)| uuid)
             .collect();
-        // Without any UUID the instance is one whose destruction was cut off half way.
+        // An instance without any UUID is one whose destruction was interrupted.
         if !present.is_empty() && !present.contains(&wanted) {
             return Ok(Destroyed::WasGone);
         }

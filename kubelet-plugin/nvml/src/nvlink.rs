@@ -1,33 +1,33 @@
-//! Which GPUs reach each other over NVLink.
+//! Finds the GPUs that reach each other over NVLink.
 //!
-//! A GPU knows its own links. Those that lead to NVSwitches make one domain of all GPUs that are connected to them; of
-//! those that lead from GPU to GPU a domain is everything that can be reached over them, which takes the links of
-//! others as well where not each GPU is linked to each (as on a DGX-1).
+//! A GPU knows its own links. Links to NVSwitches put all GPUs that are connected to them into one domain.
+//! With links from GPU to GPU, a domain is everything that can be reached over them. This takes the links of
+//! others as well if not every GPU is linked to every other (as on a DGX-1).
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Domain of GPUs that are connected to the NVSwitches of their machine.
+/// The domain of GPUs that are connected to the NVSwitches of their machine.
 pub(crate) const SWITCHES: &str = "nvswitch";
 
-/// Where a GPU's links lead.
+/// The targets of a GPU's links.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Links {
-    /// To NVSwitches.
+    /// The links lead to NVSwitches.
     Switches,
-    /// Into a fabric, over NVSwitches; its domain once the GPU takes part.
+    /// The links lead into a fabric, over NVSwitches; the value is the domain, once the GPU takes part.
     Fabric(Option<String>),
-    /// To other GPUs, or nowhere.
+    /// The links lead to other GPUs, or nowhere.
     Gpus {
-        /// PCI addresses of those at the other ends of links that are up.
+        /// The PCI addresses of the GPUs at the other ends of links that are up.
         peers: Vec<String>,
-        /// Whether nothing is missing. Links are down in MIG mode, and where no bridge is.
+        /// True if all links are up. Links are down in MIG mode, and where there is no bridge.
         all_up: bool,
     },
 }
 
 impl Links {
-    /// Whether this stays so for as long as the library is open.
+    /// Returns true if this stays so for as long as the library is open.
     pub(crate) const fn lasts(&self) -> bool {
         match self {
             Self::Switches => true,
@@ -38,8 +38,8 @@ impl Links {
     }
 }
 
-/// The domain in a fabric: NVIDIA's label `nvidia.com/gpu.clique` has the same for a fabric over several machines. One
-/// of a single machine has no identity.
+/// Returns the domain in a fabric. NVIDIA's label `nvidia.com/gpu.clique` has the same value for a fabric
+/// over several machines. A fabric of a single machine has no identity.
 pub(crate) fn fabric_domain(cluster: [u8; 16], clique: u32) -> String {
     let cluster = uuid::Uuid::from_bytes(cluster);
     match (cluster.is_nil(), clique) {
@@ -54,12 +54,13 @@ pub(crate) fn fabric_domain(cluster: [u8; 16], clique: u32) -> String {
 pub(crate) struct Wiring(Mutex<BTreeMap<String, Vec<String>>>);
 
 impl Wiring {
-    /// Notes where a GPU's links lead.
+    /// Notes the targets of a GPU's links.
     pub(crate) fn learn(&self, gpu: &str, peers: Vec<String>) {
         self.0.lock().insert(gpu.to_owned(), peers);
     }
 
-    /// The domain of a GPU: the lowest PCI address that can be reached. `None` if it is linked to none.
+    /// Returns the domain of a GPU: the lowest PCI address that can be reached. Returns `None` if the GPU is
+    /// linked to no other.
     pub(crate) fn domain(&self, gpu: &str) -> Option<String> {
         let links = self.0.lock();
         let reached = reach(&links, gpu);
@@ -67,7 +68,7 @@ impl Wiring {
     }
 }
 
-/// Everything that links lead to from a GPU, itself included. A link that one end knows of is one.
+/// Returns all GPUs that links lead to from a GPU, itself included. A link counts if either end knows it.
 fn reach<'a>(links: &'a BTreeMap<String, Vec<String>>, from: &'a str) -> BTreeSet<&'a str> {
     let (mut reached, mut next) = (BTreeSet::from([from]), vec![from]);
     while let Some(gpu) = next.pop() {

@@ -1,40 +1,40 @@
-//! What the library tells beyond the vocabulary of `aliquot-model`.
+//! The types that describe what the library reports beyond the vocabulary of `aliquot-model`.
 
 use crate::GpuError;
 use aliquot_model::{GpuInfo, GpuUuid, LiveMig, version};
 use std::collections::BTreeSet;
 
-/// The driver's versions.
+/// The versions of the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriverInfo {
-    /// As NVML prints it, such as `535.104.05`; not always semver.
+    /// The driver version as NVML prints it, such as `535.104.05`; not always semver.
     pub driver_version: String,
-    /// Newest CUDA version of the driver, major and minor.
+    /// The newest CUDA version that the driver supports, major and minor.
     pub cuda_version: (u32, u32),
 }
 
 impl DriverInfo {
-    /// The driver version as DRA attributes want it, `535.104.5`; `None` if it has no number.
+    /// Returns the driver version as DRA attributes want it, such as `535.104.5`; `None` if it has no number.
     pub fn driver_semver(&self) -> Option<String> {
         version::normalise(&self.driver_version).map(|version| version.to_string())
     }
 }
 
-/// A node at a moment.
+/// The GPUs of a node at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inventory {
-    /// The driver.
+    /// The versions of the driver.
     pub driver: DriverInfo,
     /// The GPUs that could be read, in NVML's order.
     pub gpus: Vec<GpuInfo>,
-    /// The instances on them.
+    /// The MIG instances on the GPUs.
     pub live: Vec<LiveMig>,
     /// The GPUs that could not be read.
     pub unreadable: Vec<Unreadable>,
 }
 
 impl Inventory {
-    /// From what was read of each GPU.
+    /// Builds an inventory from what was read of each GPU.
     pub(crate) fn of(
         driver: DriverInfo,
         all: impl IntoIterator<Item = Result<(GpuInfo, Vec<LiveMig>), Unreadable>>,
@@ -55,19 +55,19 @@ impl Inventory {
         inventory
     }
 
-    /// The GPUs with these minor numbers; those that could not be read stay.
+    /// Keeps only the GPUs with these minor numbers, and their instances. GPUs that could not be read stay.
     pub(crate) fn only(mut self, minors: &BTreeSet<u32>) -> Self {
         self.gpus.retain(|gpu| minors.contains(&gpu.minor));
         self.live.retain(|mig| self.gpus.iter().any(|gpu| gpu.uuid == mig.parent));
         self
     }
 
-    /// The GPU of that identity.
+    /// Returns the GPU with that UUID.
     pub fn gpu(&self, uuid: &GpuUuid) -> Option<&GpuInfo> {
         self.gpus.iter().find(|gpu| &gpu.uuid == uuid)
     }
 
-    /// The instances on a GPU, by ascending start.
+    /// Returns the instances on a GPU, by ascending start.
     pub fn live_on<'a>(&'a self, uuid: &'a GpuUuid) -> impl Iterator<Item = &'a LiveMig> {
         self.live.iter().filter(move |mig| &mig.parent == uuid)
     }
@@ -76,24 +76,24 @@ impl Inventory {
 /// A GPU that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unreadable {
-    /// NVML index.
+    /// The NVML index.
     pub index: u32,
-    /// Its identity, if that much could be read.
+    /// The GPU's UUID, if that much could be read.
     pub uuid: Option<GpuUuid>,
-    /// Why.
+    /// The reason.
     pub error: GpuError,
 }
 
-/// Whether partitioning is on.
+/// The MIG mode of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MigMode {
-    /// Now.
+    /// True if MIG mode is on now.
     pub current: bool,
-    /// After the next reset of the GPU.
+    /// True if MIG mode is on after the next reset of the GPU.
     pub pending: bool,
 }
 
-/// What a change of MIG mode came to.
+/// The result of a change of MIG mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModeChange {
     /// The mode is in force.
@@ -102,34 +102,34 @@ pub enum ModeChange {
     AfterReset,
 }
 
-/// What a destroy came to.
+/// The result of a destroy operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Destroyed {
-    /// The instance was there and is gone now.
+    /// The instance existed and is gone now.
     Now,
-    /// There was no such instance.
+    /// The instance did not exist.
     WasGone,
 }
 
 /// A process that uses a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuProcess {
-    /// Process id, as the driver sees it: on the host.
+    /// The process ID, as the driver sees it: on the host.
     pub pid: u32,
-    /// Its program, if the driver tells.
+    /// The name of the program, if the driver reports it.
     pub name: Option<String>,
-    /// What it does there.
+    /// The kind of work that the process does on the GPU.
     pub kind: ProcessKind,
-    /// Bytes of GPU memory that it uses; `None` where the driver does not count.
+    /// Bytes of GPU memory that the process uses; `None` where the driver does not count.
     pub memory_bytes: Option<u64>,
-    /// GPU instance that it is in.
+    /// The ID of the GPU instance that the process runs in.
     pub gpu_instance: Option<u32>,
-    /// Compute instance that it is in.
+    /// The ID of the compute instance that the process runs in.
     pub compute_instance: Option<u32>,
 }
 
 impl std::fmt::Display for GpuProcess {
-    /// `4711 (python3)`.
+    /// Writes the process as `4711 (python3)`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.name {
             Some(name) => write!(f, "{} ({name})", self.pid),
@@ -138,67 +138,67 @@ impl std::fmt::Display for GpuProcess {
     }
 }
 
-/// What a process had of a GPU's time.
+/// The share of a GPU's time that a process had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessTime {
-    /// Process id, as the driver sees it: on the host.
+    /// The process ID, as the driver sees it: on the host.
     pub pid: u32,
-    /// When it was measured, in microseconds of the wall clock.
+    /// The time of the measurement, in microseconds of the wall clock.
     pub at_us: u64,
-    /// Percent of the time in which its kernels ran.
+    /// Percent of the time in which the process's kernels ran.
     pub percent: u32,
 }
 
-/// What a process does on a GPU.
+/// The kind of work that a process does on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ProcessKind {
-    /// It has CUDA contexts.
+    /// The process has CUDA contexts.
     Compute,
-    /// It has CUDA contexts through the Multi-Process Service.
+    /// The process has CUDA contexts through the Multi-Process Service.
     Mps,
-    /// It draws.
+    /// The process draws graphics.
     Graphics,
 }
 
-/// Memory of a GPU in bytes.
+/// The memory of a GPU, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// All of it.
+    /// Bytes of memory in total.
     pub total: u64,
-    /// Kept by driver and firmware.
+    /// Bytes reserved by driver and firmware.
     pub reserved: u64,
-    /// Not in use.
+    /// Bytes not in use.
     pub free: u64,
-    /// In use.
+    /// Bytes in use.
     pub used: u64,
 }
 
-/// Who may have contexts on a GPU.
+/// The compute mode, which decides which processes may have contexts on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ComputeMode {
-    /// Everybody.
+    /// Any number of processes.
     Default,
     /// One process, such as the MPS server.
     ExclusiveProcess,
-    /// Nobody.
+    /// No process.
     Prohibited,
 }
 
-/// How long a process runs before the next one's turn; the driver's four steps.
+/// The time that a process runs before the next process's turn; the driver has four steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TimeSlice {
-    /// The driver's choice.
+    /// The driver's default.
     Default,
-    /// Short.
+    /// A short time slice.
     Short,
-    /// Medium.
+    /// A medium time slice.
     Medium,
-    /// Long.
+    /// A long time slice.
     Long,
 }
 
 impl TimeSlice {
-    /// The number that `nvidia-smi compute-policy --set-timeslice` takes.
+    /// Returns the number that `nvidia-smi compute-policy --set-timeslice` takes.
     pub const fn number(self) -> u32 {
         match self {
             Self::Default => 0,
@@ -209,50 +209,51 @@ impl TimeSlice {
     }
 }
 
-/// What a GPU says of its own health.
+/// The health that a GPU reports of itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GpuHealth {
-    /// Memory errors since the driver was loaded or the GPU was reset that could not be corrected; `None` where the
-    /// board or the driver does not count.
+    /// The number of memory errors that could not be corrected, since the driver was loaded or the GPU was
+    /// reset; `None` where the board or the driver does not count.
     pub uncorrected_errors: Option<u64>,
-    /// Its spare rows of memory; `None` on boards that do not remap rows (before Ampere).
+    /// The state of row remapping; `None` on boards that do not remap rows (before Ampere).
     pub rows: Option<RowRemapping>,
-    /// What has to be done before it works again; `None` where the driver does not tell (before R560).
+    /// The action that is needed before the GPU works again; `None` where the driver does not report it
+    /// (before R560).
     pub recovery: Option<Recovery>,
 }
 
-/// How replacing broken rows of memory stands (`nvmlDeviceGetRemappedRows`).
+/// The state of remapping broken rows of memory (`nvmlDeviceGetRemappedRows`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RowRemapping {
-    /// A row is replaced with the next reset.
+    /// True if a row is replaced with the next reset.
     pub pending: bool,
-    /// A row could not be replaced.
+    /// True if a row could not be replaced.
     pub failed: bool,
 }
 
-/// What the driver wants done (`NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`).
+/// The recovery action that the driver wants (`NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recovery {
-    /// Nothing.
+    /// No action is needed.
     Nothing,
-    /// Something, such as a reset or a reboot; NVML's number.
+    /// An action such as a reset or a reboot is needed; the value is NVML's number.
     Needed(u64),
 }
 
-/// Something happened to a GPU.
+/// An event on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuEvent {
-    /// The GPU; `None` when it cannot be named any more.
+    /// The GPU; `None` if it cannot be named any more.
     pub gpu: Option<GpuUuid>,
-    /// GPU instance concerned; `None` means the whole GPU.
+    /// The ID of the GPU instance concerned; `None` means the whole GPU.
     pub gpu_instance: Option<u32>,
-    /// Compute instance concerned.
+    /// The ID of the compute instance concerned.
     pub compute_instance: Option<u32>,
-    /// What.
+    /// The kind of the event.
     pub kind: EventKind,
 }
 
-/// Kinds of events.
+/// The kinds of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EventKind {
     /// An error that the driver reports by number (NVIDIA's "XID errors").
@@ -261,6 +262,6 @@ pub enum EventKind {
     EccSingleBit,
     /// A memory error that could not be corrected.
     EccDoubleBit,
-    /// Another one, by NVML's event bit.
+    /// Another event, by NVML's event bit.
     Other(u64),
 }

@@ -1,19 +1,19 @@
-//! Where a GPU sits, from the kernel's sysfs.
+//! Finds the position of a GPU in the machine, from the kernel's sysfs.
 
 use std::fs;
 use std::path::{Component, Path};
 
-/// Position of a PCI device.
+/// The position of a PCI device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PciPosition {
-    /// Root complex, `pci0000:16`: the first folder under `/sys/devices` of the device's link.
+    /// The root complex, such as `pci0000:16`: the first directory under `/sys/devices` of the device's link.
     pub root: Option<String>,
-    /// NUMA node; `None` where the kernel says -1 or nothing.
+    /// The NUMA node; `None` if the kernel reports -1 or nothing.
     pub numa_node: Option<u32>,
 }
 
-/// The address as the kernel writes it, `0000:17:00.0`, from NVML's `00000000:17:00.0`; `None` if it
-/// is not an address.
+/// Converts NVML's address, such as `00000000:17:00.0`, to the form that the kernel writes, `0000:17:00.0`.
+/// Returns `None` if it is not an address.
 pub fn bus_id(nvml: &str) -> Option<String> {
     let (domain, rest) = nvml.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;
@@ -23,8 +23,8 @@ pub fn bus_id(nvml: &str) -> Option<String> {
     Some(format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}"))
 }
 
-/// Reads the position of a device under a sysfs root (`/sys`). What cannot be read is absent: it is
-/// only information for schedulers.
+/// Reads the position of a device under a sysfs root (`/sys`). Values that cannot be read are absent: they
+/// are only information for schedulers.
 pub fn position(sys_root: &Path, bus_id: &str) -> PciPosition {
     let link = sys_root.join("bus/pci/devices").join(bus_id);
     let root = fs::read_link(&link).ok().and_then(|target| root_complex(&target));
@@ -32,7 +32,8 @@ pub fn position(sys_root: &Path, bus_id: &str) -> PciPosition {
     PciPosition { root, numa_node }
 }
 
-/// The folder after `devices` in a link such as `../../../devices/pci0000:16/0000:16:00.0/0000:17:00.0`.
+/// Returns the directory after `devices` in a link such as
+/// `../../../devices/pci0000:16/0000:16:00.0/0000:17:00.0`.
 fn root_complex(target: &Path) -> Option<String> {
     let mut components = target.components().filter_map(|component| match component {
         Component::Normal(name) => name.to_str(),

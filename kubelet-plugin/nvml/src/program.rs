@@ -1,4 +1,4 @@
-//! Programs of the driver, run with a time limit.
+//! Runs programs of the driver, with a time limit.
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -9,22 +9,22 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 const LOOK: Duration = Duration::from_millis(10);
-/// Most bytes of output that are of interest.
+/// The largest number of bytes of output that are read.
 const MOST_OUTPUT: u64 = 16 << 10;
 
-/// How a program ended.
+/// The end of a program.
 pub(crate) enum Ended {
-    /// By itself, with what it said.
+    /// The program ended by itself, with this output.
     Exited(ExitStatus, String),
-    /// Not in time: it was killed, with all that it had started.
+    /// The program did not end in time and was killed, with all processes that it had started.
     Killed,
 }
 
-/// Runs a program in a process group of its own, for `limit` at most. It writes to a file, not to a pipe, so
-/// that nothing waits for a process that it left behind.
+/// Runs a program in a process group of its own, for `limit` at most. The program writes to a file, not to a
+/// pipe, so that nothing waits for a process that it left behind.
 ///
 /// # Errors
-/// If it cannot be started.
+/// Fails if the program cannot be started.
 pub(crate) fn run(command: &mut Command, limit: Duration) -> io::Result<Ended> {
     let mut said = output()?;
     command.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said.try_clone()?).process_group(0);
@@ -45,7 +45,7 @@ pub(crate) fn run(command: &mut Command, limit: Duration) -> io::Result<Ended> {
     }
 }
 
-/// A file in memory.
+/// Returns a file in memory.
 fn output() -> io::Result<File> {
     let flags = nix::sys::memfd::MFdFlags::MFD_CLOEXEC;
     Ok(File::from(nix::sys::memfd::memfd_create("output", flags)?))
@@ -55,7 +55,7 @@ fn kill(mut child: Child) {
     if let Ok(group) = i32::try_from(child.id()) {
         let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
     }
-    // One that is stuck in the driver does not end; nobody waits for it but this.
+    // A program that is stuck in the driver does not end; only this thread waits for it.
     let _ = std::thread::Builder::new().name("reap".to_owned()).spawn(move || child.wait());
 }
 

@@ -1,10 +1,10 @@
-//! NVML's C calls that nvml-wrapper lacks, each as one safe function: MIG instances, processes of
-//! every kind, events. No C type and no pointer leaves this file but inside the handle types.
+//! Wraps NVML's C calls that nvml-wrapper lacks, each as one safe function: MIG instances, processes of every
+//! kind, events. No C type and no pointer leaves this file except inside the handle types.
 //!
-//! What the functions rely on, and what their SAFETY comments mean by "a handle of this library":
-//! handles are only made here, from what the same loaded library returned, and borrow from the
-//! library (`'lib`), so they do not outlive it. NVML checks handles of instances that were destroyed
-//! meanwhile and answers with an error. All calls are thread-safe by NVML's documentation.
+//! All functions rely on one invariant, which their SAFETY comments call "a handle of this library": handles
+//! are made only here, from values that the same loaded library returned, and borrow from the library
+//! (`'lib`), so they do not outlive it. NVML checks handles of instances that were destroyed meanwhile and
+//! answers with an error. All calls are thread-safe by NVML's documentation.
 #![allow(unsafe_code, reason = "the one place of the node agent that calls C")]
 
 use crate::{NvmlCode, ProcessTime};
@@ -34,12 +34,12 @@ fn check(code: sys::nvmlReturn_t) -> Result<()> {
     if code == sys::nvmlReturn_enum_NVML_SUCCESS { Ok(()) } else { Err(NvmlCode(code)) }
 }
 
-/// `NVML_STRUCT_VERSION`: the size of a struct and its version in the upper byte.
+/// Computes `NVML_STRUCT_VERSION`: the size of a struct, with its version in the upper byte.
 fn struct_version<T>(version: u32) -> u32 {
     u32::try_from(size_of::<T>()).unwrap_or(0) | version << 24
 }
 
-/// Text in a fixed array, up to its NUL or its end.
+/// Returns the text in a fixed array, up to its NUL or its end.
 fn text(bytes: &[c_char]) -> String {
     let bytes: Vec<u8> = bytes.iter().take_while(|&&c| c != 0).map(|&c| c.to_ne_bytes()[0]).collect();
     String::from_utf8_lossy(&bytes).into_owned()
@@ -66,10 +66,10 @@ pub(crate) struct CiHandle<'lib> {
     handle: sys::nvmlComputeInstance_t,
 }
 
-/// A GPU-instance profile as NVML tells it.
+/// A GPU-instance profile as NVML reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GiProfile {
-    /// Name with its `MIG ` prefix; absent on drivers before R525.
+    /// The name with its `MIG ` prefix; absent on drivers before R525.
     pub(crate) name: Option<String>,
     pub(crate) id: u32,
     pub(crate) slices: u32,
@@ -83,7 +83,7 @@ pub(crate) struct GiProfile {
     pub(crate) memory_mib: u64,
 }
 
-/// Where a GPU instance is and of what kind.
+/// The ID, profile and placement of a GPU instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GiInfo {
     pub(crate) id: u32,
@@ -108,7 +108,7 @@ pub(crate) struct Process {
     pub(crate) compute_instance: Option<u32>,
 }
 
-/// Which list of processes.
+/// The kind of process list.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum ProcessList {
     Compute,
@@ -125,7 +125,7 @@ fn known(value: u32) -> Option<u32> {
 }
 
 impl<'lib> DeviceHandle<'lib> {
-    /// The handle behind the wrapper's device.
+    /// Returns the handle behind the wrapper's device.
     pub(crate) fn of(nvml: &'lib Nvml, device: &Device<'lib>) -> Self {
         // SAFETY: reading the pointer is safe in itself; it is used only with the library that
         // `device` came from, which `nvml` keeps loaded for 'lib.
@@ -133,7 +133,7 @@ impl<'lib> DeviceHandle<'lib> {
         Self { lib: nvml.lib(), handle }
     }
 
-    /// A value by which two handles of one device are the same.
+    /// Returns a value that is equal for two handles of the same device.
     pub(crate) fn key(self) -> usize {
         self.handle.addr()
     }
@@ -146,8 +146,8 @@ impl<'lib> DeviceHandle<'lib> {
         Ok(text(&buffer))
     }
 
-    /// What is known of a profile, by NVML's enumerator. `INVALID_ARGUMENT` or `NOT_SUPPORTED` for
-    /// one that the driver or the board does not have.
+    /// Returns a profile by NVML's enumerator. Fails with `INVALID_ARGUMENT` or `NOT_SUPPORTED` if the driver
+    /// or the board does not have it.
     pub(crate) fn gi_profile(self, enumerator: u32) -> Result<GiProfile> {
         // SAFETY: an all-zero struct of integers is valid.
         let mut info: sys::nvmlGpuInstanceProfileInfo_v2_t = unsafe { std::mem::zeroed() };
@@ -197,7 +197,7 @@ impl<'lib> DeviceHandle<'lib> {
         })
     }
 
-    /// The legal places of a profile (by its lgip id), whether or not they are free.
+    /// Returns the legal placements of a profile (by its lgip ID), whether or not they are free.
     pub(crate) fn possible_placements(self, profile_id: u32) -> Result<Vec<Placement>> {
         let mut count = 0;
         // SAFETY: a handle of this library; without a buffer the call only writes the count.
@@ -232,7 +232,8 @@ impl<'lib> DeviceHandle<'lib> {
         Ok(buffer.iter().map(|place| Placement::new(place.start, place.size)).collect())
     }
 
-    /// The GPU instances of a profile (by its lgip id); `most` is how many there can be.
+    /// Returns the GPU instances of a profile (by its lgip ID); `most` is the largest number that there can
+    /// be.
     pub(crate) fn gpu_instances(self, profile_id: u32, most: u32) -> Result<Vec<GiHandle<'lib>>> {
         let mut count = room(most);
         let mut buffer: Vec<sys::nvmlGpuInstance_t> = vec![ptr::null_mut(); count as usize];
@@ -268,7 +269,7 @@ impl<'lib> DeviceHandle<'lib> {
         Ok(count)
     }
 
-    /// The MIG device at an index; `NOT_FOUND` where there is none. Indices have gaps.
+    /// Returns the MIG device at an index. Fails with `NOT_FOUND` if there is none. Indices have gaps.
     pub(crate) fn mig_device(self, index: u32) -> Result<DeviceHandle<'lib>> {
         let mut handle: sys::nvmlDevice_t = ptr::null_mut();
         // SAFETY: a handle of this library; `handle` outlives the call.
@@ -276,7 +277,7 @@ impl<'lib> DeviceHandle<'lib> {
         Ok(Self { lib: self.lib, handle })
     }
 
-    /// GPU-instance and compute-instance id of a MIG device.
+    /// Returns the GPU-instance and compute-instance IDs of a MIG device.
     pub(crate) fn instance_ids(self) -> Result<(u32, u32)> {
         let (mut gi, mut ci) = (0, 0);
         // SAFETY: a handle of this library; `gi` outlives the call.
@@ -286,7 +287,7 @@ impl<'lib> DeviceHandle<'lib> {
         Ok((gi, ci))
     }
 
-    /// The processes of one kind.
+    /// Returns the processes of one kind.
     pub(crate) fn processes(self, list: ProcessList) -> Result<Vec<Process>> {
         // The list can grow between the call that counts and the one that fills.
         let mut room: u32 = 32;
@@ -335,7 +336,7 @@ impl<'lib> DeviceHandle<'lib> {
         }
     }
 
-    /// GPU time of processes, as far as it was sampled after `since_us`.
+    /// Returns the GPU time of processes that was sampled after `since_us`, in microseconds.
     pub(crate) fn utilization(self, since_us: u64) -> Result<Vec<ProcessTime>> {
         // The list can grow between the call that counts and the one that fills.
         let mut room: u32 = 64;
@@ -361,12 +362,12 @@ impl<'lib> DeviceHandle<'lib> {
                     room = count.max(room).saturating_mul(2);
                     continue;
                 }
-                // No process had any time.
+                // No process had any GPU time.
                 Err(NvmlCode::NOT_FOUND) => return Ok(Vec::new()),
                 result => result?,
             }
             buffer.truncate(count as usize);
-            // Entries that the driver left empty say so by their time.
+            // Entries that the driver left empty have a time of zero.
             return Ok(buffer
                 .into_iter()
                 .filter(|sample| sample.timeStamp > since_us)
@@ -379,7 +380,8 @@ impl<'lib> DeviceHandle<'lib> {
         }
     }
 
-    /// Whether a row of memory is replaced at the next reset, and whether one could not be.
+    /// Returns whether a row of memory is replaced at the next reset, and whether a row could not be
+    /// replaced.
     pub(crate) fn remapped_rows(self) -> Result<(bool, bool)> {
         let (mut corrected, mut uncorrected, mut pending, mut failed) = (0, 0, 0, 0);
         // SAFETY: a handle of this library, and four places to write to.
@@ -411,12 +413,13 @@ impl<'lib> DeviceHandle<'lib> {
     }
 }
 
-/// Entries to make room for: what NVML promises as the most, and some more for a driver that errs.
+/// Returns the number of entries to make room for: the largest number that NVML promises, and some more for a
+/// driver that errs.
 fn room(most: u32) -> u32 {
     most.clamp(1, 1024).max(64)
 }
 
-/// The profiles of compute instances have at most this enumerator; more than today's drivers know.
+/// The number of enumerators of compute-instance profiles; more than today's drivers know.
 const CI_PROFILES: u32 = 16;
 
 impl<'lib> GiHandle<'lib> {
@@ -434,7 +437,7 @@ impl<'lib> GiHandle<'lib> {
         unsafe { call!(self.lib, nvmlGpuInstanceDestroy(self.handle)) }
     }
 
-    /// The compute-instance profiles that this GPU instance offers.
+    /// Returns the compute-instance profiles that this GPU instance offers.
     pub(crate) fn ci_profiles(self) -> Result<Vec<CiProfile>> {
         let mut profiles = Vec::new();
         for enumerator in 0..CI_PROFILES {
@@ -465,7 +468,7 @@ impl<'lib> GiHandle<'lib> {
         Ok(profiles)
     }
 
-    /// The compute instances of a profile.
+    /// Returns the compute instances of a profile.
     pub(crate) fn compute_instances(self, profile: CiProfile) -> Result<Vec<CiHandle<'lib>>> {
         let mut count = room(profile.instances);
         let mut buffer: Vec<sys::nvmlComputeInstance_t> = vec![ptr::null_mut(); count as usize];
@@ -506,8 +509,8 @@ impl CiHandle<'_> {
     }
 }
 
-/// What was registered for events. Not tied to the library by a lifetime, so that an owner of both
-/// can exist: whoever holds one keeps the library loaded and calls [`EventSet::free`] with it.
+/// A set of registered events. It is not tied to the library by a lifetime, so that one owner can hold both.
+/// The owner keeps the library loaded and calls [`EventSet::free`] with it.
 pub(crate) struct EventSet {
     set: sys::nvmlEventSet_t,
     not_shared: PhantomData<*mut ()>,
@@ -517,13 +520,13 @@ pub(crate) struct EventSet {
 // that no two threads wait on one.
 unsafe impl Send for EventSet {}
 
-/// An event as NVML tells it.
+/// An event as NVML reports it.
 pub(crate) struct RawEvent {
-    /// [`DeviceHandle::key`] of the device.
+    /// The [`DeviceHandle::key`] of the device.
     pub(crate) device_key: usize,
     /// NVML's event bit.
     pub(crate) kind: u64,
-    /// For XID errors, the number.
+    /// The number of an XID error.
     pub(crate) data: u64,
     pub(crate) gpu_instance: Option<u32>,
     pub(crate) compute_instance: Option<u32>,
@@ -537,7 +540,7 @@ impl EventSet {
         Ok(Self { set, not_shared: PhantomData })
     }
 
-    /// Waits for an event; `None` when none came in time. `nvml` is the library of [`EventSet::new`].
+    /// Waits for an event. Returns `None` if none came in time. `nvml` is the library of [`EventSet::new`].
     pub(crate) fn wait(&self, nvml: &Nvml, timeout_ms: u32) -> Result<Option<RawEvent>> {
         // SAFETY: an all-zero struct of integers and a null pointer is valid.
         let mut data: sys::nvmlEventData_t = unsafe { std::mem::zeroed() };

@@ -1,4 +1,4 @@
-//! The real library.
+//! Implements the GPUs of a node with the real library.
 
 use crate::boards::Boards;
 use crate::events::Listening;
@@ -19,17 +19,17 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a program of the driver may run.
+/// The longest time that a program of the driver may run.
 const PROGRAM_LIMIT: Duration = Duration::from_secs(10);
 
-/// Where things are on this node.
+/// The paths on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// The library; a bare file name is looked up as the dynamic loader does.
+    /// The path of the library; a bare file name is looked up as the dynamic loader does.
     pub library: PathBuf,
-    /// Root of sysfs.
+    /// The root of sysfs.
     pub sys_root: PathBuf,
-    /// The driver's `nvidia-smi`, for what NVML has no call for.
+    /// The path of the driver's `nvidia-smi`, for operations that NVML has no call for.
     pub nvidia_smi: Option<PathBuf>,
 }
 
@@ -48,7 +48,7 @@ pub struct NvmlGpus {
 }
 
 impl NvmlGpus {
-    /// Loads and starts the library. A node whose GPUs have all gone missing is not an error: its
+    /// Loads and starts the library. If all GPUs of the node have gone missing, this is no error: its
     /// inventory is empty.
     pub fn open(options: Options) -> Result<Self, GpuError> {
         let failed = |cause: Cause| GpuError::of_library(Operation::Load(options.library.clone()), cause);
@@ -62,7 +62,8 @@ impl NvmlGpus {
         Ok(Self { nvml, options, listening: Listening::default(), boards: Boards::default() })
     }
 
-    /// The same, with what tells whether it, or an event set of it, is still held.
+    /// Wraps the library together with a function that tells whether the library, or an event set of it, is
+    /// still held.
     pub fn opened(self) -> Opened {
         let nvml = Arc::downgrade(&self.nvml);
         Opened { gpus: Arc::new(self), held: Box::new(move || nvml.strong_count() > 0) }
@@ -149,7 +150,7 @@ impl Gpus for NvmlGpus {
         if before == (MigMode { current: on, pending: on }) {
             return Ok(ModeChange::InForce);
         }
-        // Two places for a refusal: the return code, and the status of the activation.
+        // A refusal can come in two places: the return code, and the status of the activation.
         let status = match self.listening.without(gpu, || device.set_mig_mode(on)) {
             Ok(status) => NvmlCode(status),
             Err(error) => match Cause::from(error) {
@@ -192,7 +193,7 @@ impl Gpus for NvmlGpus {
     fn destroy_mig(&self, mig: &LiveMig) -> Result<Destroyed, GpuError> {
         let device = self.device(&mig.parent)?;
         match facts::mig_mode(&device) {
-            // Nothing lives on a GPU whose mode is off.
+            // A GPU with MIG mode off has no instances.
             Ok(Some(MigMode { current: false, .. }) | None) => return Ok(Destroyed::WasGone),
             Ok(Some(_)) => {}
             Err(cause) => return Err(GpuError::on(&mig.parent, Operation::Read("MIG mode"), cause)),
@@ -218,7 +219,7 @@ impl Gpus for NvmlGpus {
         ] {
             let processes = match handle.processes(list) {
                 Ok(processes) => processes,
-                // Boards without graphics, drivers without MPS.
+                // Some boards have no graphics, and some drivers no MPS.
                 Err(NvmlCode::NOT_SUPPORTED | NvmlCode::FUNCTION_NOT_FOUND) => continue,
                 Err(code) => return Err(GpuError::on(gpu, Operation::Read("list of processes"), code)),
             };
@@ -324,7 +325,7 @@ impl Gpus for NvmlGpus {
     }
 }
 
-/// The file name of a program's path, without its arguments.
+/// Returns the file name of a program's path, without its arguments.
 fn program(path: &str) -> Option<String> {
     let first = path.split_whitespace().next()?;
     Some(Path::new(first).file_name()?.to_string_lossy().into_owned())

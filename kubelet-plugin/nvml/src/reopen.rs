@@ -1,14 +1,15 @@
-//! The library closed and opened anew, under all its callers, when the driver went away or was exchanged.
+//! Closes the library and opens it anew, below all its callers, when the driver went away or was exchanged.
 //!
-//! A library that was opened on a kernel module that is gone never works again, also when the module comes back; and
-//! it is of one version, which another module does not take. So after a few looks in which somebody was told so it is
-//! let go of, and opened again where it lies by then, after pauses that grow. A *look* begins with each question for
-//! the driver's versions, which every inventory asks first.
+//! A library that was opened on a kernel module that is gone never works again, even if the module comes
+//! back. A library is also of one version, which a module of another version refuses. So after a few looks in
+//! which a caller was told that the driver is gone, the library is closed, and opened again from where it
+//! then lies, after pauses that grow. A *look* begins with each question for the driver's versions, which
+//! every inventory asks first.
 //!
-//! It can also be let go of, so that the kernel module is free, and stays closed then until everybody who asked for that
-//! says that it may be opened again. Event sets end with it.
+//! The library can also be let go of, so that the kernel module is free. It then stays closed until every
+//! caller that asked for this says that it may be opened again. Event sets end with the library.
 //!
-//! While the library is closed every call fails with the reason for which it is.
+//! While the library is closed, every call fails with the reason why it is closed.
 
 use crate::{
     Cause, ComputeMode, Destroyed, DriverInfo, EventSource, GpuError, GpuEvent, GpuHealth, GpuProcess, Gpus,
@@ -20,23 +21,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Looks in a row in which somebody was told that the driver is gone, before the library is closed.
+/// The number of looks in a row in which a caller was told that the driver is gone, before the library is
+/// closed.
 const LOOKS: u32 = 2;
 
 /// A library that was opened.
 pub struct Opened {
-    /// Its GPUs.
+    /// The library's GPUs.
     pub gpus: Arc<dyn Gpus>,
-    /// Whether anybody still holds it. One that is held is not opened anew: it would be the same one.
+    /// Returns true if the library is still held. A held library is not opened anew: the loader would return
+    /// the same one.
     pub held: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
-/// Pauses between attempts to open the library.
+/// The pauses between attempts to open the library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pauses {
-    /// The first.
+    /// The first pause.
     pub first: Duration,
-    /// The longest; each is twice the one before.
+    /// The longest pause; each pause is twice the one before.
     pub longest: Duration,
 }
 
@@ -46,17 +49,17 @@ impl Default for Pauses {
     }
 }
 
-/// How long a library that is closed and still held keeps it from being opened again.
+/// The longest time for which a library that is closed but still held keeps it from being opened again.
 const HELD: Duration = Duration::from_secs(30);
 
 type Open = dyn Fn() -> Result<Opened, GpuError> + Send + Sync;
 
-/// GPUs whose library is opened anew when its driver is another.
+/// GPUs whose library is opened anew when the driver changes.
 pub struct Reopening {
     open: Box<Open>,
     pauses: Pauses,
     state: Mutex<State>,
-    /// How often it was let go of.
+    /// The number of times that the library was let go of.
     let_gos: Arc<AtomicU64>,
 }
 
@@ -65,24 +68,24 @@ enum State {
         library: Opened,
         /// The first error of this look that says that the driver is gone.
         told: Option<GpuError>,
-        /// Looks in a row in which it was so.
+        /// The number of looks in a row with such an error.
         looks: u32,
     },
     Closed {
-        /// The former library, until nobody holds it any more.
+        /// Tells whether the former library is still held; `None` once that no longer matters.
         former: Option<Box<dyn Fn() -> bool + Send + Sync>>,
         why: GpuError,
-        /// When it was closed, or might be opened again.
+        /// The time at which the library was closed, or may be opened again.
         since: Instant,
         next: Instant,
         pause: Duration,
-        /// How many want it to stay closed until they call [`Reopening::resume`].
+        /// The number of callers that want the library to stay closed until they call [`Reopening::resume`].
         let_go: u32,
     },
 }
 
 impl Reopening {
-    /// A library that is open, and how it is opened again.
+    /// Wraps a library that is open, with the function that opens it again.
     pub fn new(
         library: Opened,
         pauses: Pauses,
@@ -92,8 +95,8 @@ impl Reopening {
         Self { open: Box::new(open), pauses, state, let_gos: Arc::default() }
     }
 
-    /// A library that is opened with the first look, or with the first after [`Self::resume`] if it is not `wanted` yet.
-    /// The reason is told to everybody who calls before.
+    /// Starts with a closed library. It is opened with the first look or, if it is not `wanted` yet, with the
+    /// first look after [`Self::resume`]. Until then every call fails with the reason `why`.
     pub fn closed(
         why: &str,
         wanted: bool,
@@ -112,8 +115,8 @@ impl Reopening {
         Self { open: Box::new(open), pauses, state: Mutex::new(state), let_gos: Arc::default() }
     }
 
-    /// Closes the library, and keeps it closed until [`Self::resume`] was called as often as this. The reason is told
-    /// to everybody who calls.
+    /// Closes the library, and keeps it closed until [`Self::resume`] was called as often as this function.
+    /// Every call then fails with the reason `why`.
     pub fn let_go(&self, why: &str) {
         let why = GpuError::of_library(Operation::Use, Cause::LetGo(why.to_owned()));
         self.let_gos.fetch_add(1, Ordering::SeqCst);
@@ -121,7 +124,7 @@ impl Reopening {
         drop(self.close(why, 1));
     }
 
-    /// Opens the library again, at the next look, unless somebody else wants it to stay closed.
+    /// Allows the library to be opened again at the next look, unless another caller wants it to stay closed.
     pub fn resume(&self) {
         if let State::Closed { since, next, pause, let_go, .. } = &mut *self.state.lock() {
             *let_go = let_go.saturating_sub(1);
@@ -132,7 +135,7 @@ impl Reopening {
         }
     }
 
-    /// What was open, to be dropped by the caller.
+    /// Closes the library. Returns the GPUs that were open, to be dropped by the caller.
     fn close(&self, why: GpuError, let_go: u32) -> Option<Arc<dyn Gpus>> {
         let mut state = self.state.lock();
         let (now, pause) = (Instant::now(), self.pauses.first);
@@ -147,7 +150,7 @@ impl Reopening {
             State::Closed { former: before, let_go: was, why: reason, .. } => {
                 if let State::Closed { former, let_go, why, .. } = &mut *state {
                     *former = before;
-                    // Who asked for it to stay closed has not said otherwise.
+                    // A caller that asked for the library to stay closed has not said otherwise.
                     if was > 0 {
                         (*let_go, *why) = (was + *let_go, reason);
                     }
@@ -157,8 +160,8 @@ impl Reopening {
         }
     }
 
-    /// Whether somebody still holds the library that was closed, an event set or a call that is under way, and the
-    /// kernel module with it.
+    /// Returns true if the library is open or is still held after it was closed, by an event set or a call
+    /// that is under way. A held library also holds the kernel module.
     pub fn is_held(&self) -> bool {
         match &*self.state.lock() {
             State::Open { .. } => true,
@@ -166,7 +169,7 @@ impl Reopening {
         }
     }
 
-    /// The library, if it is open.
+    /// Returns the library's GPUs, if it is open.
     fn gpus(&self) -> Result<Arc<dyn Gpus>, GpuError> {
         match &*self.state.lock() {
             State::Open { library, .. } => Ok(Arc::clone(&library.gpus)),
@@ -192,7 +195,7 @@ impl Reopening {
         }
     }
 
-    /// A look begins: counts the one before, and closes or opens the library if it is time to.
+    /// Begins a look: evaluates the look before, and closes or opens the library if it is time to.
     fn begin_look(&self) {
         // Closing it calls the driver once more, so nobody waits for that.
         drop(self.close_if_gone());
@@ -219,7 +222,8 @@ impl Reopening {
         self.close(why, 0)
     }
 
-    /// Whether it is to be opened now. Whoever is told so does it; others are told that it is closed meanwhile.
+    /// Returns true if the library is to be opened now. The caller that gets true opens it; others are told
+    /// meanwhile that it is closed.
     fn is_due(&self) -> bool {
         let mut state = self.state.lock();
         let State::Closed { former, since, next, pause, let_go, .. } = &mut *state else { return false };
@@ -227,7 +231,7 @@ impl Reopening {
         if *let_go > 0 || *next > now {
             return false;
         }
-        // A call that does not come back holds it for good: the others are not to wait for that.
+        // A call that never comes back holds the library for good; the other callers do not wait for that.
         if former.as_ref().is_some_and(|held| held()) && now.duration_since(*since) < HELD {
             return false;
         }
@@ -237,7 +241,7 @@ impl Reopening {
         true
     }
 
-    /// Returns what is not wanted any more.
+    /// Takes in the library that was opened. Returns it if it is not wanted any more.
     fn take(&self, opened: Result<Opened, GpuError>) -> Option<Opened> {
         let mut state = self.state.lock();
         match (opened, &mut *state) {

@@ -1,12 +1,13 @@
-//! Calls with a deadline, one lane for each GPU.
+//! Makes calls with a deadline, in one lane for each GPU.
 //!
-//! A call into the driver blocks and cannot be taken back: a GPU that hangs keeps its caller for as long as it
-//! likes, and no signal ends it. So each GPU has a thread of its own that makes the calls on it one after the
-//! other, and whoever asks waits for the answer until a deadline. A call that has not come back by then is
-//! *stuck*: its GPU is named in [`Calls::stuck`], and everything else that is asked of this GPU is refused at
-//! once, until the call comes back. Other GPUs go on. A call that its caller did not see beginning never runs.
+//! A call into the driver blocks and cannot be taken back: a GPU that hangs keeps its caller for as long as
+//! it likes, and no signal ends it. So each GPU has a thread of its own that makes the calls on it one after
+//! the other, and the caller waits for the answer until a deadline. A call that has not come back by then is
+//! *stuck*: its GPU is named in [`Calls::stuck`], and every other call on this GPU is refused at once, until
+//! the stuck call comes back. Other GPUs go on. A call that did not begin before its caller's deadline never
+//! runs.
 //!
-//! The threads belong to nobody: a process that ends does not wait for them.
+//! The threads are detached: a process that ends does not wait for them.
 
 mod calls;
 mod lane;
@@ -25,37 +26,38 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long the driver may take for an answer.
+/// The longest times that the driver may take for an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadlines {
-    /// For reading all facts of one GPU.
+    /// The limit for reading all facts of one GPU.
     pub read: Duration,
-    /// For a change of a GPU: MIG mode, instances, time slice.
+    /// The limit for a change of a GPU: MIG mode, instances, time slice.
     pub change: Duration,
 }
 
 impl Default for Deadlines {
-    /// A GPU that nobody has open takes seconds to start; a change of MIG mode resets it besides.
+    /// Allows for a GPU that no program has open, which takes seconds to start; a change of MIG mode also
+    /// resets it.
     fn default() -> Self {
         Self { read: Duration::from_secs(10), change: Duration::from_secs(30) }
     }
 }
 
-/// What reading a GPU gives.
+/// The result of reading a GPU.
 type GpuRead = Result<(GpuInfo, Vec<LiveMig>), Unreadable>;
 
-/// What has a lane of its own.
+/// The subject of a lane.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
     /// The library as a whole.
     Library,
     /// A GPU, by index.
     Index(u32),
-    /// A GPU that was not listed yet, or is not any more.
+    /// A GPU that was not listed yet, or is not listed any more.
     Gpu(GpuUuid),
 }
 
-/// What is known of the GPUs from the last time that they were read.
+/// The indexes of the GPUs, from the last time that they were read.
 #[derive(Debug, Default)]
 struct Known {
     indexes: BTreeMap<GpuUuid, u32>,
@@ -73,14 +75,14 @@ pub struct Timed {
 }
 
 impl Timed {
-    /// Calls of `inner` with deadlines; those under way are noted in `calls`.
+    /// Adds deadlines to the calls of `inner`; those under way are noted in `calls`.
     pub fn new(inner: Arc<dyn Gpus>, deadlines: Deadlines, calls: Calls) -> Self {
         let observer: Observer = Arc::new(|_, _| {});
         Self { inner, deadlines, calls, observer, lanes: Mutex::default(), known: Mutex::default() }
     }
 
-    /// The same, which tells `observer` the name of each call that came back ([`Operation::name`]) and how long the
-    /// driver took for it, without the wait for its turn.
+    /// Adds an observer. It gets the name of each call that came back ([`Operation::name`]) and the time that
+    /// the driver took for it, without the wait for its turn.
     #[must_use]
     pub fn observed(self, observer: impl Fn(&'static str, Duration) + Send + Sync + 'static) -> Self {
         Self { observer: Arc::new(observer), ..self }
@@ -135,7 +137,7 @@ impl Timed {
         self.on(gpu, operation, self.deadlines.change, work)
     }
 
-    /// Reads a GPU on its lane. `Err` of the work says that the library does not answer.
+    /// Reads a GPU on its lane. `work` returns `Err` if the library does not answer.
     fn read_with(
         &self,
         index: u32,
@@ -144,11 +146,11 @@ impl Timed {
         let lane = self.lane(&Place::Index(index), Subject { gpu: None, index: Some(index) });
         let mut uuid = lane.subject().gpu;
         if uuid.is_none() {
-            // First who it is, so that it has a name if the rest does not come back.
+            // The UUID is read first, so that the GPU has a name if the rest does not come back.
             uuid = match self.identify(index) {
                 Ok(gpu) => Some(gpu),
                 Err(error) if error.is_stuck() => return Err(Unreadable { index, uuid: None, error }),
-                // Whatever is wrong with it, the call for its facts says so.
+                // If something is wrong with the GPU, the call for its facts reports it.
                 Err(_) => None,
             };
         }
@@ -162,7 +164,7 @@ impl Timed {
             Err(gpu) => gpu.uuid.as_ref(),
         };
         if now.is_some() && now != uuid.as_ref() {
-            // Another one has the place.
+            // Another GPU has the index now.
             self.place(&lane, index, now.cloned());
         }
         if let Ok((info, _)) = &read {
@@ -173,7 +175,7 @@ impl Timed {
         read
     }
 
-    /// Reads one GPU, and what driver it has, with a call.
+    /// Reads one GPU, and the driver's versions, with one call.
     fn read_alone(&self, index: u32) -> Result<Inventory, GpuError> {
         let found = Arc::new(Mutex::new(None));
         let driver = Arc::clone(&found);
@@ -186,12 +188,12 @@ impl Timed {
         let driver = found.lock().take();
         match driver {
             Some(driver) => Ok(Inventory::of(driver, [read])),
-            // Nothing but the library as a whole says which driver it is.
+            // If the GPU's call did not return the versions, they are asked of the library as a whole.
             None => Ok(Inventory::of(self.driver()?, [read])),
         }
     }
 
-    /// Notes which GPU an index means.
+    /// Notes the GPU that an index means.
     fn place(&self, lane: &Lane, index: u32, gpu: Option<GpuUuid>) {
         lane.set_subject(Subject { gpu: gpu.clone(), index: Some(index) });
         let mut known = self.known.lock();
@@ -330,7 +332,8 @@ impl Gpus for Timed {
         self.reads(gpu, "health", |gpus, gpu| gpus.health(gpu))
     }
 
-    /// Several GPUs wait for each other here, so ask for each alone.
+    /// Watches several GPUs with one call, so they wait for each other; call it for each GPU alone to avoid
+    /// this.
     fn watch(&self, gpus: &[GpuUuid]) -> Result<Box<dyn EventSource>, GpuError> {
         let wanted = gpus.to_vec();
         match gpus.first() {

@@ -1,12 +1,13 @@
-//! Ends a pod that goes on using more than its share, after it is on record why.
+//! Ends a pod that goes on using more than its share, after the reason is on record.
 //!
-//! The pod is deleted, not evicted through the Eviction API, for three reasons. A policy can tell from a pod that is
-//! deleted on which node it is, so that an agent ends pods of its own node alone (`aliquot-node-pods`). Whoever
-//! evades a limit could keep the pod by a PodDisruptionBudget that allows none. And the time that the pod has to end
-//! is ours to say, not the pod's. The kubelet, too, ends pods under node pressure whatever budgets say.
+//! The pod is deleted, not evicted through the Eviction API, for three reasons. For a pod that is deleted, a
+//! policy can tell which node it is on, so that an agent can end only pods of its own node
+//! (`aliquot-node-pods`). A tenant who evades a limit could keep the pod with a PodDisruptionBudget that
+//! allows no disruption. And the agent sets the time that the pod has to end, not the pod. The kubelet, too,
+//! ends pods under node pressure whatever budgets say.
 
+use super::process_owner::PodFacts;
 use super::task::{API_TIMEOUT, EVICT_AGAIN};
-use super::whose::PodFacts;
 use crate::events::Events;
 use crate::reasons;
 use k8s_openapi::api::core::v1::Pod;
@@ -14,31 +15,31 @@ use kube::api::{DeleteParams, Preconditions};
 use kube::{Api, Client};
 use tokio::time::timeout;
 
-/// How long the pod has to end, in seconds. The pod's own `terminationGracePeriodSeconds` may be a year.
+/// The time that the pod has to end, in seconds. The pod's own `terminationGracePeriodSeconds` may be a year.
 const GRACE_SECONDS: u32 = 30;
 
-/// What became of it.
+/// The result of an eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Evicted {
-    /// The API server ends it.
+    /// The API server ends the pod.
     Yes,
-    /// The API server does not, and the pod was told.
+    /// The API server refused, and the pod got an event.
     Refused,
-    /// Nothing was done, as the pod could not be told why.
+    /// Nothing was done, because the reason could not be recorded in an event.
     Unsaid,
-    /// There is no such pod any more.
+    /// The pod does not exist any more.
     Gone,
 }
 
-/// Evicts.
+/// Evicts pods.
 pub(super) struct Evictor<'a> {
     pub(super) client: &'a Client,
     pub(super) events: &'a Events,
 }
 
 impl Evictor<'_> {
-    /// Asks the API to end a pod that has too much of what `kind` says. It is rehearsed first, so that a pod
-    /// that stays is not told that it goes.
+    /// Asks the API to end a pod that uses too much of `kind`. A dry run comes first, so that a pod that
+    /// stays gets no event that it is evicted.
     pub(super) async fn evict(&self, pod: &PodFacts, uid: &str, kind: &str, claim: &str) -> Evicted {
         if let Some(ends) = self.ask(pod, uid, kind, claim, true).await {
             return ends;
@@ -55,7 +56,8 @@ impl Evictor<'_> {
         }
     }
 
-    /// `None` if the API server does it, or would.
+    /// Makes the deletion call. Returns `None` if the API server ends the pod or, in a rehearsal, would end
+    /// it.
     async fn ask(
         &self,
         pod: &PodFacts,

@@ -1,7 +1,8 @@
-//! Tells each share what the driver counts for its processes.
+//! Tells each share the values that the driver counts for its processes.
 //!
-//! In a container NVML names processes by the node's pids, or none at all, so the limiter there cannot tell what
-//! its own process holds beyond its allocations. The agent can: NVML's pid, its cgroup and its pid namespaces.
+//! In a container NVML names processes by the node's PIDs, or not at all. So the limiter there cannot tell
+//! what its own process holds beyond its allocations. The agent can, from NVML's PID, the process's cgroup
+//! and its PID namespaces.
 
 use super::Look;
 use crate::selinux::Labels;
@@ -14,19 +15,20 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// Name of the file beside the quota.
+/// The name of the file beside the quota.
 const MEASURED: &str = "measured";
 
-/// A measure that is so many looks old says nothing.
+/// The number of looks after which a measurement is no longer valid.
 const LOOKS: u32 = 3;
 
-/// It holds at least so long: a look may take a while.
+/// The shortest time for which a measurement is valid, because a look may take a while.
 const LEAST: Duration = Duration::from_secs(3);
 
-/// Bytes that are allocations by each process's own account.
+/// Bytes of allocations according to each process's own account.
 pub type Accounts = BTreeMap<Identity, u64>;
 
-/// Which process a pid of the node is; `None` if it is gone or `/proc` does not tell.
+/// Returns the identity of a process with a PID of the node; `None` if the process is gone or `/proc` does
+/// not show it.
 pub fn identity(proc: &Path, pid: u32) -> Option<Identity> {
     let folder = proc.join(pid.to_string());
     let status = fs::read_to_string(folder.join("status")).ok()?;
@@ -36,9 +38,9 @@ pub fn identity(proc: &Path, pid: u32) -> Option<Identity> {
 }
 
 fn parse(status: &str, stat: &str, namespace: &str) -> Option<Identity> {
-    // From the outermost namespace to its own.
+    // The PIDs are listed from the outermost namespace to the process's own.
     let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
-    // The command's name may hold anything; fields are counted behind its closing bracket.
+    // The command's name may contain anything; fields are counted after its closing bracket.
     let (_, fields) = stat.rsplit_once(')')?;
     Some(Identity {
         pid_namespace: namespace.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()?,
@@ -47,7 +49,8 @@ fn parse(status: &str, stat: &str, namespace: &str) -> Option<Identity> {
     })
 }
 
-/// What a share's processes have charged for allocations. Their own words, and about nobody else.
+/// Returns the bytes that a share's living processes have charged for allocations. These are the processes'
+/// own statements, and only about themselves.
 pub fn accounts(region: &RegionView<'_>) -> Accounts {
     let living = region.processes().filter(|process| !process.dead);
     let accounts = living.map(|process| {
@@ -61,7 +64,7 @@ pub fn accounts(region: &RegionView<'_>) -> Accounts {
     accounts.collect()
 }
 
-/// The same of shares by their result ids.
+/// Reads the accounts of shares, by their result IDs.
 pub fn read_accounts<'a>(shares: &Path, ids: impl Iterator<Item = &'a String>) -> BTreeMap<String, Accounts> {
     let read = |id: &String| {
         let (_, bytes) = read_region(shares, id).ok()?;
@@ -70,7 +73,8 @@ pub fn read_accounts<'a>(shares: &Path, ids: impl Iterator<Item = &'a String>) -
     ids.filter_map(read).collect()
 }
 
-/// What each share is told: who is whose, and what the driver counts, is in the looks. Accounts were read before and after the driver was asked.
+/// Builds the page of each share. The looks assign the processes to shares and have the driver's counts. The
+/// accounts were read before and after the driver was asked.
 pub fn pages(
     looks: &[Look],
     before: &BTreeMap<String, Accounts>,
@@ -106,7 +110,7 @@ pub fn pages(
     pages
 }
 
-/// Writes what the shares are told. A share that is gone by now is told nothing.
+/// Writes the pages of the shares. A share that is gone by now is skipped.
 pub fn write(
     shares: &Path,
     labels: &Labels,
@@ -126,7 +130,8 @@ pub fn write(
     }
 }
 
-/// By rename, so that nobody reads half of it; not synced, as it is of no use after a crash.
+/// Replaces the file by rename, so that no reader sees half of it. It is not synced, because it is of no use
+/// after a crash.
 fn replace(quota: &Path, labels: &Labels, content: &[u8]) -> std::io::Result<()> {
     let new = quota.join("measured.tmp");
     fs::write(&new, content)?;

@@ -1,8 +1,8 @@
-//! Reads NVML, processes and quotas, and acts on the verdicts: event, metric, eviction.
+//! Reads NVML, processes and quotas, and acts on the verdicts with events, metrics and evictions.
 
 use super::evict::{Evicted, Evictor};
 use super::measured::{self, Accounts};
-use super::whose::{self, Hardware, Owner, PodFacts};
+use super::process_owner::{self, Hardware, Owner, PodFacts};
 use super::{Auditor, Breach, Look, Measured, Quota, Settings, Subject, Verdict};
 use crate::beat;
 use crate::events::Events;
@@ -31,32 +31,32 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub(super) const API_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pods that the API does not show yet are asked for again after this.
+/// The pause before pods that the API does not show yet are asked for again.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
-/// An eviction that was refused, or whose pod is still there, is asked for again after this.
+/// The pause before an eviction is asked for again if it was refused, or if the pod is still there.
 pub(super) const EVICT_AGAIN: Duration = Duration::from_secs(30);
 
-/// The task.
+/// The task that audits shares.
 pub struct Audit {
     /// The node.
     pub node: Arc<Node>,
-    /// The API.
+    /// The API client.
     pub client: Client,
-    /// Node name.
+    /// The name of the node.
     pub node_name: String,
-    /// Metrics.
+    /// The metrics.
     pub metrics: Metrics,
-    /// Events.
+    /// The event recorder.
     pub events: Events,
-    /// Ledger.
+    /// The overview with the ledger.
     pub overview: watch::Receiver<Arc<Overview>>,
-    /// How much is forgiven.
+    /// The tolerances.
     pub settings: Settings,
-    /// Look this often.
+    /// The interval between looks.
     pub interval: Duration,
-    /// Evict pods that use more than their share.
+    /// True if pods that use more than their share are evicted.
     pub evict: bool,
-    /// `/proc` of the host.
+    /// The path of the host's `/proc`.
     pub proc: PathBuf,
 }
 
@@ -76,23 +76,23 @@ struct Seen {
     identity: Option<Identity>,
 }
 
-/// A share's files as the agent finds them.
+/// The files of a share, as the agent finds them.
 #[derive(Debug, Clone, Default)]
 struct Files {
     quota: Quota,
     region: Option<String>,
-    /// What the limiter says that it charged, and the bits of its audit word.
+    /// The bytes that the limiter says it charged, and the bits of its audit word.
     charged: Option<(u64, u64)>,
     accounts: Accounts,
 }
 
-/// What is remembered between looks.
+/// The state that is remembered between looks.
 struct Memory {
     auditor: Auditor,
     pods: BTreeMap<String, PodFacts>,
-    /// Owners that the API did not know, and when it was asked.
+    /// The owners that the API did not know, and the time at which it was asked.
     unknown: (BTreeSet<Owner>, Option<Instant>),
-    /// Device and inode of regions as first seen.
+    /// The device and inode of each region when it was first seen.
     regions: BTreeMap<String, (u64, u64)>,
     evicted: BTreeMap<String, Instant>,
     since_us: BTreeMap<GpuUuid, u64>,
@@ -172,14 +172,14 @@ impl Audit {
         memory.evicted.retain(|_, at| at.elapsed() < EVICT_AGAIN);
     }
 
-    /// Asks the API for the node's pods where an owner is not known.
+    /// Asks the API for the node's pods if an owner is not known.
     async fn know(&self, seen: &[Seen], files: &BTreeMap<String, Files>, memory: &mut Memory) {
         let is_unknown = |owner: &&Owner| {
             memory.pods.get(&owner.pod).is_none_or(|pod| !pod.knows(owner.container.as_deref()))
         };
         let unknown: BTreeSet<Owner> =
             seen.iter().filter_map(|one| one.owner.as_ref()).filter(is_unknown).cloned().collect();
-        // Whose a damaged region is, is asked for as well.
+        // The owner of a damaged region is asked for as well.
         let wanted = !unknown.is_empty() || files.values().any(|files| files.region.is_some());
         let asked = memory.unknown.1.is_some_and(|at| at.elapsed() < ASK_AGAIN);
         if !wanted || asked && unknown.is_subset(&memory.unknown.0) {
@@ -194,7 +194,7 @@ impl Audit {
         memory.unknown = (unknown, Some(Instant::now()));
     }
 
-    /// Metrics of what was measured.
+    /// Updates the metrics of the measured usage.
     fn count(&self, ledger: &Ledger, looks: &[Look]) {
         self.metrics.share_measured.clear();
         self.metrics.share_time.clear();
@@ -209,7 +209,7 @@ impl Audit {
         }
     }
 
-    /// Event and metric of a verdict.
+    /// Sends the event and updates the metrics of a verdict.
     fn tell(
         &self,
         ledger: &Ledger,
@@ -254,7 +254,7 @@ impl Audit {
         }
     }
 
-    /// Asks the API to evict the pod that has most of what is too much.
+    /// Asks the API to evict the pod that uses most of the exceeded resource.
     async fn evict(&self, ledger: &Ledger, look: &Look, verdict: &Verdict, memory: &mut Memory) {
         let mut by_pod: BTreeMap<&str, u64> = BTreeMap::new();
         for process in &look.processes {
@@ -287,7 +287,7 @@ impl Audit {
     }
 }
 
-/// Shares in use.
+/// Returns the shares in use.
 fn shares(ledger: &Ledger) -> impl Iterator<Item = (&Record, &Device)> {
     let records = ledger.claims.values().filter(|record| record.state == State::Completed);
     records
@@ -295,13 +295,14 @@ fn shares(ledger: &Ledger) -> impl Iterator<Item = (&Record, &Device)> {
         .filter(|(_, device)| device.share.is_some())
 }
 
-/// Labels of a subject: those of its first share.
+/// Returns the labels of a subject: those of its first share.
 fn labels(ledger: &Ledger, subject: &Subject) -> Option<ShareLabels> {
     let (record, device) = shares(ledger).find(|(_, device)| subject.first() == Some(&device.result_id))?;
     Some(ShareLabels::of(record, device))
 }
 
-/// Processes on these GPUs and in their partitions. A GPU that does not answer has none at this look.
+/// Returns the processes on these GPUs and in their partitions. A GPU that does not answer has none at this
+/// look.
 fn processes(
     gpus: &dyn Gpus,
     wanted: &BTreeSet<GpuUuid>,
@@ -320,13 +321,13 @@ fn processes(
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
         let before = since.insert(gpu.clone(), u64::try_from(now).unwrap_or(u64::MAX)).unwrap_or(0);
         let times = gpus.utilization(gpu, before).unwrap_or_default();
-        // Listed once for each kind; all say the same memory.
+        // A process is listed once for each kind, each time with the same memory.
         let mut by_pid: BTreeMap<u32, GpuProcess> = BTreeMap::new();
         for process in found {
             let known = by_pid.entry(process.pid).or_insert_with(|| process.clone());
             known.memory_bytes = known.memory_bytes.max(process.memory_bytes);
         }
-        // Without partitions this is one call more that says so.
+        // Without partitions this call costs little and returns nothing.
         let live = gpus.live_migs(gpu).unwrap_or_default();
         for (pid, process) in by_pid {
             let instance = live.iter().find(|mig| process.gpu_instance == Some(mig.gpu_instance));
@@ -337,7 +338,7 @@ fn processes(
                 on: Hardware { gpu: gpu.clone(), partition: instance.and_then(|mig| mig.uuid.clone()) },
                 process,
                 percent: samples.iter().sum::<u32>() / count,
-                owner: owner.as_deref().and_then(whose::owner),
+                owner: owner.as_deref().and_then(process_owner::owner),
                 identity: measured::identity(proc, pid),
             });
         }
@@ -348,7 +349,7 @@ fn processes(
 fn read_files(folder: &Path, id: &str, known: &mut BTreeMap<String, (u64, u64)>) -> Files {
     let quota = fs::read(folder.join(id).join("quota/quota")).ok();
     let quota = quota.and_then(|bytes| QuotaFile::decode(&bytes).ok()).map(|quota| Quota {
-        // Where the GPU has room, managed memory beyond the quota lies there too.
+        // Managed memory beyond the quota is in GPU memory, too, if the GPU has room.
         memory_bytes: match quota.memory_bytes {
             0 => 0,
             bytes => bytes.saturating_add(quota.oversubscribe_bytes),
@@ -373,7 +374,7 @@ fn read_files(folder: &Path, id: &str, known: &mut BTreeMap<String, (u64, u64)>)
     files
 }
 
-/// Puts processes and shares together.
+/// Assigns the processes to the shares.
 fn looks(
     ledger: &Ledger,
     seen: &[Seen],
@@ -386,8 +387,8 @@ fn looks(
     let mut strangers = 0;
     for one in seen {
         let of_pod = one.owner.as_ref().and_then(|owner| Some((owner, pods.get(&owner.pod)?)));
-        let subject =
-            of_pod.map(|(owner, pod)| whose::shares(ledger, &one.on, pod, owner.container.as_deref()));
+        let subject = of_pod
+            .map(|(owner, pod)| process_owner::shares(ledger, &one.on, pod, owner.container.as_deref()));
         match (subject, &one.owner) {
             (Some(subject), Some(owner)) if !subject.is_empty() => {
                 subjects.entry(subject).or_default().push(Measured {
@@ -413,7 +414,7 @@ fn looks(
     subjects.into_iter().map(look).collect()
 }
 
-/// Reason and text of an event.
+/// Returns the reason and text of an event.
 fn describe(look: &Look, breach: &Breach, claims: &str, gpu: &str, files: &Files) -> (&'static str, String) {
     const SHOWN: usize = 4;
     let name = |process: &Measured| match &process.name {

@@ -1,12 +1,13 @@
-//! What a newer release wrote into a record beside what this one knows of it: kept, and put back in its place.
-//! Pure.
+//! Keeps the fields that a newer release wrote into a record and that this release does not know, and puts
+//! them back in their place. Pure: it does no I/O.
 //!
-//! It is found by comparison: what is on disk and is not in what was read, written again.
+//! The fields are found by comparison: those on disk that are missing when the decoded record is encoded
+//! again.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Fields that this release does not know, by their place in the record.
+/// The fields that this release does not know, by their place in the record.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Surplus(BTreeMap<String, Part>);
 
@@ -14,14 +15,15 @@ pub struct Surplus(BTreeMap<String, Part>);
 enum Part {
     /// A field that is not known.
     Unknown(Value),
-    /// Something is not known within a field that is.
+    /// Unknown fields within a field that is known.
     Within(Surplus),
-    /// The same for the items of a list.
+    /// Unknown fields within the items of a list.
     Items(Vec<Option<Part>>),
 }
 
 impl Surplus {
-    /// What `written` has and `known`, the same as this release writes it, has not.
+    /// Returns the fields that `written` has and that `known`, the same record as this release writes it,
+    /// lacks.
     pub fn of(written: &Value, known: &Value) -> Self {
         let (Value::Object(written), Value::Object(known)) = (written, known) else { return Self::default() };
         let parts = written.iter().filter_map(|(name, value)| {
@@ -34,22 +36,22 @@ impl Surplus {
         Self(parts.collect())
     }
 
-    /// Whether there is none.
+    /// Returns true if there are no such fields.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Without a field that is known after all.
+    /// Removes a field that is known after all.
     pub fn forget(&mut self, name: &str) {
         self.0.remove(name);
     }
 
-    /// Only what is not known of the record as a whole, for one of the same claim with other content.
+    /// Keeps only the unknown fields of the record itself, for a record of the same claim with other content.
     pub fn of_the_whole(self) -> Self {
         Self(self.0.into_iter().filter(|(_, part)| matches!(part, Part::Unknown(_))).collect())
     }
 
-    /// Puts everything back whose place is still there. What this release writes stands.
+    /// Puts back every field whose place is still there. Values that this release writes are not replaced.
     pub fn put_back(&self, into: &mut Value) {
         let Value::Object(fields) = into else { return };
         for (name, part) in &self.0 {

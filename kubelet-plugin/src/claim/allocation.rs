@@ -1,14 +1,14 @@
-//! What tells one allocation of a claim from another, and when it was made.
+//! Distinguishes one allocation of a claim from another, and finds out when it was made.
 //!
-//! `allocationTimestamp` does, where the server keeps it. Servers of 1.34 drop it with their default gates; then there
-//! is the controller's mark ([`aliquot_model::allocation`]), which has the second in it.
+//! `allocationTimestamp` gives both, if the server keeps it. Servers of 1.34 drop it with their default
+//! gates. Then the controller's mark ([`aliquot_model::allocation`]) is used, which contains the second.
 
 use crate::ledger::Given;
 use aliquot_model::allocation::{self, MarkedResult, stated_seconds};
 use aliquot_model::names::ALLOCATION;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 
-/// Which allocation of a claim it is; `None` if it has none.
+/// Returns the identity of a claim's allocation; `None` if the claim has none.
 pub fn given(object: &ResourceClaim) -> Option<Given> {
     let status = object.status.as_ref()?;
     let allocation = status.allocation.as_ref()?;
@@ -22,9 +22,9 @@ pub fn given(object: &ResourceClaim) -> Option<Given> {
     })
 }
 
-/// Returns when the claim was allocated, in seconds since 1970: `allocationTimestamp`, or the time in the
-/// controller's mark of this very allocation. A text that is not that mark counts for nothing, whoever wrote it and
-/// when. The time decides only what that claim is charged for, and only where the controller did not see the
+/// Returns when the claim was allocated, as Unix time in seconds: `allocationTimestamp`, or the time in the
+/// controller's mark of this very allocation. A text that is not that mark is ignored, whoever wrote it and
+/// when. The time decides only what that claim is charged for, and only if the controller did not see the
 /// allocation.
 pub(super) fn charged_since(object: &ResourceClaim) -> Option<i64> {
     let allocation = object.status.as_ref()?.allocation.as_ref()?;
@@ -33,7 +33,7 @@ pub(super) fn charged_since(object: &ResourceClaim) -> Option<i64> {
     stamped.or_else(|| marked_seconds(object)).map(|since| since.max(created))
 }
 
-/// The second in the controller's mark of this very allocation.
+/// Returns the second in the controller's mark of this very allocation.
 fn marked_seconds(object: &ResourceClaim) -> Option<i64> {
     let allocation = object.status.as_ref()?.allocation.as_ref()?;
     let written = object.metadata.annotations.as_ref()?.get(ALLOCATION)?;

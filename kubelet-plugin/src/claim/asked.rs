@@ -1,14 +1,14 @@
-//! What a request asked for first, where it was given a later alternative: read from the claim's own spec,
-//! for a use that no controller sees. Pure.
+//! Finds the profile that a request asked for first, if it was given a later alternative. It is read from the
+//! claim's own spec, for a use that no controller sees. Pure: it does no I/O.
 
 use super::Allocated;
 use aliquot_model::{DeviceName, ProfileName};
 use k8s_openapi::api::resource::v1::{DeviceSubRequest, ResourceClaim};
 use std::collections::BTreeMap;
 
-/// The asked profiles, by the request of the result (`request/alternative`) that got another one. It counts
-/// only where the two alternatives differ in the name of the profile and in nothing else; what a request
-/// asks for by size, or in another class, is charged as what it was given.
+/// Returns the profiles that were asked for first, by the request of the result (`request/alternative`) that
+/// got another one. A profile counts only if the two alternatives differ in the name of the profile and in
+/// nothing else. A request that asks by size, or in another class, is charged as what it was given.
 pub(super) fn profiles(object: &ResourceClaim, results: &[Allocated]) -> BTreeMap<String, ProfileName> {
     let found = results.iter().filter_map(|result| {
         let DeviceName::Mig { slug, .. } = &result.device else { return None };
@@ -44,7 +44,7 @@ fn expressions(alternative: &DeviceSubRequest) -> Option<Vec<&str>> {
     selectors.map(|selector| Some(selector.cel.as_ref()?.expression.as_str())).collect()
 }
 
-/// Where the one literal is that names this profile, and how long it is, without its quotes.
+/// Returns the position and length, without quotes, of the only literal that names this profile.
 fn only_literal(expression: &str, slug: &str) -> Option<(usize, usize)> {
     let mut found = Vec::new();
     for quote in ['"', '\''] {

@@ -1,97 +1,97 @@
-//! Why a claim cannot be prepared as it is, in words for its author.
+//! The reasons why a claim cannot be prepared as it is, in words for its author.
 
 use super::ClaimRef;
 use aliquot_model::DeviceKind;
 use aliquot_model::config::ConfigError;
 
-/// Why a claim cannot be prepared as it is.
+/// The reason why a claim cannot be prepared as it is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimError {
-    /// Another claim of that name.
+    /// The API has another claim of that name.
     #[error("claim {claim} no longer exists: the claim of that name has uid {found}")]
     OtherUid {
-        /// What the kubelet asked for.
+        /// The claim that the kubelet asked for.
         claim: ClaimRef,
-        /// What the API has.
+        /// The UID of the claim that the API has.
         found: String,
     },
-    /// No allocation.
+    /// The claim has no allocation.
     #[error("claim {0} is not allocated; its pod must wait for the allocator")]
     NotAllocated(ClaimRef),
-    /// A device name that is not ours.
+    /// The name is not that of a device of this driver.
     #[error("request {request}: device {device:?} in pool {pool} is not a device of this driver")]
     UnknownDevice {
-        /// Request.
+        /// The request.
         request: String,
-        /// Pool.
+        /// The pool.
         pool: String,
-        /// Device.
+        /// The device.
         device: String,
     },
-    /// A device of another node.
+    /// The device belongs to another node.
     #[error("request {request}: device {device} belongs to pool {pool}, this node's pool is {own}")]
     OtherPool {
-        /// Request.
+        /// The request.
         request: String,
-        /// Device.
+        /// The device.
         device: String,
-        /// Pool in the result.
+        /// The pool in the result.
         pool: String,
-        /// Our pool.
+        /// This node's pool.
         own: String,
     },
-    /// Admin access and device kind do not go together.
+    /// Admin access and the kind of the device do not fit together.
     #[error("request {request}: {reason}")]
     Admin {
-        /// Request.
+        /// The request.
         request: String,
-        /// What is wrong.
+        /// The fault.
         reason: &'static str,
     },
-    /// A share without or with impossible `consumedCapacity`.
+    /// A share has no `consumedCapacity`, or an impossible one.
     #[error("request {request}: consumedCapacity.{capacity} of device {device} {reason}")]
     Capacity {
-        /// Request.
+        /// The request.
         request: String,
-        /// Device.
+        /// The device.
         device: String,
-        /// Name of the capacity.
+        /// The name of the capacity.
         capacity: &'static str,
-        /// What is wrong with it.
+        /// The fault in the capacity.
         reason: String,
     },
-    /// Opaque parameters that do not decode.
+    /// Opaque parameters cannot be decoded.
     #[error("config entry {index} ({origin}): {error}")]
     Config {
-        /// Position in `status.allocation.devices.config`.
+        /// The position in `status.allocation.devices.config`.
         index: usize,
         /// `FromClass` or `FromClaim`.
         origin: String,
-        /// Why.
+        /// The reason.
         error: ConfigError,
     },
-    /// A config that names a request whose device is of another kind.
+    /// A config entry names a request whose device is of another kind.
     #[error(
         "config entry {index} ({origin}): {kind} does not apply to request {request}, whose device {device} is of type {device_kind}"
     )]
     ConfigMismatch {
-        /// Position.
+        /// The position in `status.allocation.devices.config`.
         index: usize,
         /// `FromClass` or `FromClaim`.
         origin: String,
-        /// Config kind.
+        /// The kind of the config.
         kind: &'static str,
-        /// Request.
+        /// The request.
         request: String,
-        /// Device.
+        /// The device.
         device: String,
-        /// Its kind.
+        /// The kind of the device.
         device_kind: DeviceKind,
     },
-    /// Fail-open asked for by a tenant.
+    /// A tenant asked to fail open.
     #[error("config entry {index} (FromClaim): failMode Open may only be set in a DeviceClass")]
     FailOpenFromClaim {
-        /// Position.
+        /// The position in `status.allocation.devices.config`.
         index: usize,
     },
 }

@@ -1,4 +1,5 @@
-//! How claims, their results and what these take are named: in calls of the kubelet and in the checkpoint.
+//! Defines how claims, their results and consumed capacity are named, in calls of the kubelet and in the
+//! checkpoint.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -6,11 +7,11 @@ use std::fmt;
 /// A claim as the kubelet names it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ClaimRef {
-    /// Namespace.
+    /// The namespace.
     pub namespace: String,
-    /// Name.
+    /// The name.
     pub name: String,
-    /// UID; a claim of the same name with another UID is another claim.
+    /// The UID; a claim of the same name with another UID is another claim.
     pub uid: String,
 }
 
@@ -20,26 +21,26 @@ impl fmt::Display for ClaimRef {
     }
 }
 
-/// What a share takes of its device (`consumedCapacity`).
+/// The capacity that a share consumes of its device (`consumedCapacity`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Consumed {
-    /// Bytes of memory.
+    /// Bytes of GPU memory.
     pub memory_bytes: u64,
     /// Percent of compute; 0 is best effort.
     pub cores_percent: u8,
-    /// Slots.
+    /// The number of slots.
     pub slots: u64,
 }
 
-/// What identifies an allocation result within a claim.
+/// The key that identifies an allocation result within a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResultKey {
-    /// Request.
+    /// The request.
     pub request: String,
-    /// Pool.
+    /// The pool.
     pub pool: String,
-    /// Device.
+    /// The device.
     pub device: String,
-    /// Share.
+    /// The share ID.
     pub share_id: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! The driver's files as they are now: looked for anew when the driver is another.
+//! Keeps the driver's files as they are now, and looks for them again when the driver changes.
 
 use super::layout::{library_dirs, library_dirs_32};
 use super::others::SOCKETS;
@@ -15,28 +15,29 @@ pub struct Driver {
     known: Arc<Mutex<Option<Known>>>,
 }
 
-/// What was found, and what was seen of the driver then.
+/// The files that were found, and the state of the driver at that time.
 #[derive(Debug)]
 struct Known {
     stamp: Stamp,
-    /// Where links in the directories that are searched lead to; under the root.
+    /// The targets of links in the searched directories; under the root.
     hidden: Vec<PathBuf>,
     files: Arc<DriverFiles>,
 }
 
-/// What changes when a driver is installed, removed or exchanged: what the kernel module says of itself, and the
-/// directories that libraries are put into, what the names in them that never change lead to, and the sockets of its
-/// daemons, which come and go by themselves.
+/// Data that changes when a driver is installed, removed or exchanged. It covers the kernel module's own
+/// version text, the directories of libraries, the targets of the names in them that never change, and the
+/// sockets of the driver's daemons, which come and go by themselves.
 type Stamp = (Vec<u8>, Vec<Option<Identity>>);
 
 impl Driver {
-    /// The driver under these roots.
+    /// Uses the driver under these roots.
     pub fn new(roots: Roots) -> Self {
         Self { roots, known: Arc::default() }
     }
 
-    /// Its files. What was found stands as long as nothing shows that it is another driver; to see that takes some
-    /// dozens of system calls, none of which reads a file of the driver's.
+    /// Returns the driver's files. The files found earlier are returned as long as nothing shows that the
+    /// driver is another one. To check this takes some dozens of system calls, none of which reads a file of
+    /// the driver.
     pub fn files(&self) -> Arc<DriverFiles> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(Known { stamp, hidden, files }) = &*known
@@ -46,7 +47,7 @@ impl Driver {
         }
         let root = Root(&self.roots.driver);
         let hidden = searched().iter().flat_map(|dirs| dirs::hidden(root, dirs)).collect::<Vec<_>>();
-        // Before it is looked for, so that what changes meanwhile is seen the next time.
+        // The stamp is taken before the search, so that changes during the search are seen the next time.
         let stamp = self.stamp(&hidden);
         let files = Arc::new(DriverFiles::discover(&self.roots));
         tracing::info!(
@@ -59,7 +60,7 @@ impl Driver {
         files
     }
 
-    /// Where this process sees a file of the driver's.
+    /// Returns the path at which this process sees a file of the driver.
     pub(crate) fn here(&self, host: &Path) -> PathBuf {
         match host.strip_prefix(&self.roots.host) {
             Ok(below) => self.roots.driver.join(below),
@@ -85,7 +86,7 @@ impl Driver {
     }
 }
 
-/// Where libraries are looked for, of 64 bits and of 32.
+/// Returns the directories that are searched for libraries of 64 bits and of 32 bits.
 fn searched() -> [Vec<String>; 2] {
     [library_dirs(), library_dirs_32()]
 }

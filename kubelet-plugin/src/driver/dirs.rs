@@ -1,17 +1,17 @@
-//! The directories of a root that have the driver's libraries.
+//! Finds the directories of a root that have the driver's libraries.
 
 use super::root::Root;
 use super::version::ANCHORS;
 use std::path::{Path, PathBuf};
 
-/// Those of the known directories that are there, best first, and behind them the hidden ones.
+/// Returns the known directories that exist, best first, followed by the hidden ones.
 pub(super) fn there(root: Root<'_>, known: &[String]) -> Vec<String> {
     let hidden = hidden(root, known).into_iter().filter_map(|dir| Some(dir.to_str()?.to_owned()));
     known.iter().filter(|dir| root.dir(Path::new(dir)).is_some()).cloned().chain(hidden).collect()
 }
 
-/// Where links in the known directories lead to: Debian hides each branch of the driver in a directory of its own
-/// (`nvidia/tesla-535`), and not every library of it has a link.
+/// Returns the targets of links in the known directories. Debian hides each branch of the driver in a
+/// directory of its own (`nvidia/tesla-535`), and not every library of it has a link.
 pub(super) fn hidden(root: Root<'_>, known: &[String]) -> Vec<PathBuf> {
     let dirs: Vec<(&String, PathBuf)> =
         known.iter().filter_map(|dir| Some((dir, root.dir(Path::new(dir))?))).collect();
@@ -25,7 +25,7 @@ pub(super) fn hidden(root: Root<'_>, known: &[String]) -> Vec<PathBuf> {
     hidden
 }
 
-/// The names of libraries in a directory that each driver has, and that never change.
+/// Returns the library names in a directory that every driver has, and that never change.
 pub(super) fn anchors(dir: &str) -> [PathBuf; 2] {
     ANCHORS.map(|anchor| Path::new(dir).join(format!("{anchor}.1")))
 }

@@ -1,5 +1,5 @@
-//! Libraries of the driver: every file that carries the driver's version in its name, and the few that come with it
-//! under versions of their own.
+//! Finds the libraries of the driver: every file that carries the driver's version in its name, and the few
+//! that come with it under versions of their own.
 
 use super::layout::{CONTAINER_LIBRARY_DIR_32, container_library_dirs, library_dirs, library_dirs_32};
 use super::root::Root;
@@ -8,7 +8,7 @@ use aliquot_model::DriverCapability::{self, Compute, Display, Graphics, Ngx, Uti
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Libraries that do not carry the driver's version.
+/// The libraries that do not carry the driver's version.
 const WITHOUT_VERSION: [&str; 6] = [
     "libnvidia-egl-gbm",
     "libnvidia-egl-wayland",
@@ -18,10 +18,11 @@ const WITHOUT_VERSION: [&str; 6] = [
     "libnvidia-nvvm70",
 ];
 
-/// Directories below one of libraries that hold some of the driver's, and what is below one in the container as well.
+/// The directories below a library directory that hold some of the driver's libraries; they have the same
+/// name in the container.
 const BELOW: [&str; 2] = ["", "vdpau"];
 
-/// Names that programs look for and that not every host has.
+/// Returns the names that programs look for and that not every host has.
 fn expected_names(library: &str) -> &'static [&'static str] {
     match library {
         "libcuda" => &["libcuda.so.1", "libcuda.so"],
@@ -33,8 +34,8 @@ fn expected_names(library: &str) -> &'static [&'static str] {
     }
 }
 
-/// Whom a library is for, by the part before `.so`. Newer drivers add libraries; what is not known is for CUDA, so that
-/// a program that needs it finds it.
+/// Returns the capability that a library belongs to, by the part of its name before `.so`. Newer drivers add
+/// libraries; an unknown library is for CUDA, so that a program that needs it finds it.
 fn capability(library: &str) -> DriverCapability {
     match library {
         "libnvidia-ml" | "libnvidia-cfg" | "libnvidia-nscq" | "libnvidia-sandboxutils" | "libnvsdm" => {
@@ -48,7 +49,7 @@ fn capability(library: &str) -> DriverCapability {
             Graphics
         }
         "libnvidia-glvkspirv" | "libnvidia-ifr" | "libnvidia-rtcore" => Graphics,
-        // It smooths what is drawn, if a program asks for that, and is linked against CUDA's library.
+        // This library smooths frames, if a program asks for that, and is linked against CUDA's library.
         "libnvidia-present" => Compute,
         "libnvidia-tls" | "libnvidia-vksc-core" | "libnvidia-vulkan-producer" => Graphics,
         "libglxserver_nvidia" | "libnvidia-gtk2" | "libnvidia-gtk3" | "libnvidia-wayland-client" => Display,
@@ -58,12 +59,13 @@ fn capability(library: &str) -> DriverCapability {
     }
 }
 
-/// Who needs a library beside whom it is for: the compiler of drivers from 550 on is linked into those for graphics.
+/// Returns another capability that needs a library: the compiler of drivers from 550 on is linked into the
+/// graphics libraries.
 fn also(library: &str) -> Option<DriverCapability> {
     (library == "libnvidia-gpucomp").then_some(Graphics)
 }
 
-/// The part of a library's name before `.so`, if it is one.
+/// Returns the part of a library's name before `.so`, if the file is a library.
 fn library_of(name: &str) -> Option<&str> {
     let (library, rest) = name.split_once(".so")?;
     (library.starts_with("lib") && (rest.is_empty() || rest.starts_with('.'))).then_some(library)
@@ -77,7 +79,7 @@ pub(super) fn find(root: Root<'_>, host_root: &Path, version: &str) -> Vec<Drive
     found
 }
 
-/// Where libraries are looked for, and of which version.
+/// The root to search for libraries, and their version.
 struct Search<'a> {
     root: Root<'a>,
     host_root: &'a Path,
@@ -85,7 +87,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// The libraries in these directories that are of 32 bits, or are not, for these directories of the container.
+    /// Finds the libraries in these directories, of 32 bits if `compat32` is true and of 64 bits otherwise,
+    /// and gives their paths in these directories of the container.
     fn find(&self, known: &[String], inside: &[String], compat32: bool) -> Vec<DriverFile> {
         let Self { root, host_root, version } = *self;
         let versioned = format!(".so.{version}");
@@ -114,7 +117,8 @@ impl Search<'_> {
                 let Some(file) = root.file(&dir.join(name)) else { continue };
                 let of_version = file.to_str().is_some_and(|file| file.ends_with(&versioned));
                 let wanted = of_version || WITHOUT_VERSION.contains(&library);
-                // The first directory that has a name wins. Some are of either kind, by distribution.
+                // The first directory that has a name wins. Some directories hold either kind, by
+                // distribution.
                 if wanted && root.is_32_bit(&file) == compat32 && taken.insert((below, name)) {
                     files.entry((file, below)).or_default().push(name.clone());
                 }
@@ -150,7 +154,7 @@ impl Search<'_> {
     }
 }
 
-/// Paths of these names in all of the container's directories.
+/// Returns the paths of these names in all of the container's directories.
 fn in_container(dirs: &[String], below: &str, names: &[String]) -> Vec<String> {
     dirs.iter()
         .flat_map(|dir| {

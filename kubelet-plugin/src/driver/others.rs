@@ -1,5 +1,5 @@
-//! What of the driver is no library: programs, firmware, sockets of its daemons, files that loaders of other libraries
-//! read, and modules of the X server.
+//! Finds the files of the driver that are not libraries: programs, firmware, sockets of its daemons, files
+//! that loaders of other libraries read, and modules of the X server.
 
 use super::DriverFile;
 use super::layout::{DATA_DIRS, PROGRAM_DIRS, x_module_dirs};
@@ -7,7 +7,7 @@ use super::root::Root;
 use aliquot_model::DriverCapability::{self, Compute, Display, Graphics, Utility};
 use std::path::Path;
 
-/// Programs and whom they are for.
+/// The programs and the capabilities that they belong to.
 const PROGRAMS: [(&str, DriverCapability); 8] = [
     ("nvidia-smi", Utility),
     ("nvidia-debugdump", Utility),
@@ -19,11 +19,12 @@ const PROGRAMS: [(&str, DriverCapability); 8] = [
     ("nvidia-xconfig", Display),
 ];
 
-/// Sockets of the driver's daemons. MPS's own directory is no such thing: who has MPS gets a daemon of his own.
+/// The sockets of the driver's daemons. MPS's own directory is not among them: a claim with MPS gets a daemon
+/// of its own.
 pub(super) const SOCKETS: [(&str, DriverCapability); 2] =
     [("run/nvidia-persistenced/socket", Utility), ("run/nvidia-fabricmanager/socket", Compute)];
 
-/// Files that are looked for in directories of data, and the directory of the container that they go to.
+/// The files that are looked for in data directories, and the container's directory that they go to.
 const DATA: [(&str, &str, DriverCapability); 15] = [
     ("OpenCL/vendors/nvidia.icd", "/etc", Compute),
     ("vulkan/icd.d/nvidia_icd.json", "/etc", Graphics),
@@ -42,10 +43,10 @@ const DATA: [(&str, &str, DriverCapability); 15] = [
     ("X11/xorg.conf.d/nvidia-drm-outputclass.conf", "/usr/share", Display),
 ];
 
-/// Directories of firmware, the administrator's first.
+/// The directories of firmware, the administrator's first.
 const FIRMWARE_DIRS: [&str; 3] = ["lib/firmware/updates", "lib/firmware", "usr/lib/firmware"];
 
-/// Finds everything; host paths are given under `host_root`.
+/// Finds all these files; host paths are given under `host_root`.
 pub(super) fn find(root: Root<'_>, host_root: &Path, version: &str) -> Vec<DriverFile> {
     let mut found = programs(root, host_root);
     found.extend(firmware(root, host_root, version));
@@ -109,15 +110,16 @@ fn data(root: Root<'_>, host_root: &Path) -> Vec<DriverFile> {
     found.collect()
 }
 
-/// What the driver's own settings for known programs are; its libraries look for them by this name. Those of the
-/// host's administrator under `/etc/nvidia` are the host's, and the documentation beside them is read by no library.
+/// Returns the driver's own settings for known programs; its libraries look for them by this name. Settings
+/// of the host's administrator under `/etc/nvidia` belong to the host, and no library reads the documentation
+/// beside them.
 fn profiles(root: Root<'_>, host_root: &Path, version: &str) -> Option<DriverFile> {
     let path = format!("nvidia/nvidia-application-profiles-{version}-rc");
     let host = DATA_DIRS.iter().find_map(|dir| root.file(&Path::new(dir).join(&path)))?;
     Some(file(host_root, &host, format!("/usr/share/{path}"), Graphics))
 }
 
-/// At the host's paths, which a configuration of the X server may name.
+/// Returns the modules of the X server at the host's paths, which a configuration of the X server may name.
 fn x_modules(root: Root<'_>, host_root: &Path, version: &str) -> Vec<DriverFile> {
     let versioned = format!("libglxserver_nvidia.so.{version}");
     let names = [

@@ -1,4 +1,4 @@
-//! The file system that the driver lies in, looked into as `chroot` would: absolute links start at its root,
+//! Looks into the file system with the driver's files as `chroot` would: absolute links start at its root,
 //! and no link leads out of it.
 
 use nix::errno::Errno;
@@ -8,39 +8,39 @@ use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
-/// More links than any driver's packages have in a row.
+/// The longest chain of links that is followed; more than any driver's packages have.
 const MOST_LINKS: u32 = 40;
 
-/// A root; all paths that it takes and gives are relative to it.
+/// A root; all paths that its methods take and return are relative to it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Root<'a>(pub(super) &'a Path);
 
 impl Root<'_> {
-    /// The file that a path leads to.
+    /// Returns the file that a path leads to.
     pub(super) fn file(self, path: &Path) -> Option<PathBuf> {
         self.follow(path).filter(|found| self.0.join(found).is_file())
     }
 
-    /// Whether a file is a program or library of 32 bits (`ELFCLASS32`).
+    /// Returns true if a file is a program or library of 32 bits (`ELFCLASS32`).
     pub(super) fn is_32_bit(self, file: &Path) -> bool {
         let mut head = [0; 5];
         let read = File::open(self.0.join(file)).and_then(|mut file| file.read_exact(&mut head));
         read.is_ok() && head == *b"\x7fELF\x01"
     }
 
-    /// The socket that a path leads to.
+    /// Returns the socket that a path leads to.
     pub(super) fn socket(self, path: &Path) -> Option<PathBuf> {
         let found = self.follow(path)?;
         let kind = fs::metadata(self.0.join(&found)).ok()?.file_type();
         kind.is_socket().then_some(found)
     }
 
-    /// The directory that a path leads to.
+    /// Returns the directory that a path leads to.
     pub(super) fn dir(self, path: &Path) -> Option<PathBuf> {
         self.follow(path).filter(|found| self.0.join(found).is_dir())
     }
 
-    /// Names in a directory, sorted; none if it cannot be read.
+    /// Returns the names in a directory, sorted; empty if it cannot be read.
     pub(super) fn names(self, dir: &Path) -> Vec<String> {
         let Some(entries) = self.dir(dir).and_then(|dir| fs::read_dir(self.0.join(dir)).ok()) else {
             return Vec::new();
@@ -51,7 +51,7 @@ impl Root<'_> {
         names
     }
 
-    /// Where a path leads, whatever is there.
+    /// Returns the path that a path leads to, whatever is there.
     fn follow(self, path: &Path) -> Option<PathBuf> {
         let mut pending: Vec<PathBuf> = vec![path.to_owned()];
         let mut done = PathBuf::new();
@@ -88,11 +88,11 @@ impl Root<'_> {
     }
 }
 
-/// What becomes another when a file or directory is replaced or something in a directory changes: file system, inode,
-/// time of change.
+/// The identity of a file or directory: file system, inode and time of change. It changes when the file or
+/// directory is replaced, or when something in the directory changes.
 pub(super) type Identity = (u64, u64, i64, i64);
 
-/// A look into a root that is taken many times and need not say where a path leads.
+/// A view into a root for repeated checks that do not need to know where a path leads.
 #[derive(Debug)]
 pub(super) struct Look<'a> {
     root: Root<'a>,
@@ -100,13 +100,14 @@ pub(super) struct Look<'a> {
 }
 
 impl<'a> Look<'a> {
-    /// A look into a root, if it is there.
+    /// Opens a root, if it is there.
     pub(super) fn into(root: Root<'a>) -> Option<Self> {
         let open = OpenOptions::new().read(true).custom_flags(OFlag::O_PATH.bits()).open(root.0).ok()?;
         Some(Self { root, open })
     }
 
-    /// What a path leads to. The kernel follows it (openat2(2), from 5.6), or [`Root::follow`] where it cannot.
+    /// Returns the identity of the target of a path. The kernel follows the path (openat2(2), from 5.6), or
+    /// [`Root::follow`] does where the kernel cannot.
     pub(super) fn identity(&self, path: &Path) -> Option<Identity> {
         let how =
             OpenHow::new().flags(OFlag::O_PATH | OFlag::O_CLOEXEC).resolve(ResolveFlag::RESOLVE_IN_ROOT);
@@ -118,7 +119,7 @@ impl<'a> Look<'a> {
         Some(identity_of(&meta.ok()?))
     }
 
-    /// The same on an older kernel.
+    /// Returns the identity on an older kernel.
     fn identity_by_hand(&self, path: &Path) -> Option<Identity> {
         fs::metadata(self.root.0.join(self.root.follow(path)?)).ok().as_ref().map(identity_of)
     }

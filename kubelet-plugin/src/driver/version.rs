@@ -1,25 +1,25 @@
-//! Which version of the driver the node has.
+//! Finds the version of the driver that the node has.
 
 use super::layout::library_dirs;
 use super::root::Root;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Libraries that every driver has and whose file carries its version.
+/// The libraries that every driver has and whose file names carry its version.
 pub(super) const ANCHORS: [&str; 2] = ["libcuda.so", "libnvidia-ml.so"];
 
-/// Where the kernel module tells its version.
+/// Returns the path of the file with the kernel module's version.
 pub(super) fn path(proc_root: &Path) -> PathBuf {
     proc_root.join("driver/nvidia/version")
 }
 
-/// The kernel module's version, from the text of its file.
+/// Returns the kernel module's version from the text of its file.
 pub(super) fn of_module(text: &str) -> Option<&str> {
     text.lines().next()?.split_whitespace().find(|word| is_version(word))
 }
 
-/// The version whose libraries are used: the kernel module's, or, where no file has it, that of the libraries that are
-/// there.
+/// Returns the version whose libraries are used: that of the kernel module or, if no library has it, that of
+/// the libraries that are there.
 pub(super) fn of_libraries(root: Root<'_>, proc_root: &Path) -> Option<String> {
     let text = fs::read_to_string(path(proc_root)).unwrap_or_default();
     let module = of_module(&text);
@@ -40,7 +40,8 @@ pub(super) fn of_libraries(root: Root<'_>, proc_root: &Path) -> Option<String> {
     }
 }
 
-/// Versions of the anchors in a directory, that of the name without one (`libcuda.so.1`) first.
+/// Returns the versions of the anchors in a directory. The version that the name `libcuda.so.1` leads to
+/// comes first.
 fn in_dir(root: Root<'_>, dir: &str) -> Vec<String> {
     let dir = Path::new(dir);
     let linked = ANCHORS.iter().filter_map(|anchor| {
@@ -51,13 +52,13 @@ fn in_dir(root: Root<'_>, dir: &str) -> Vec<String> {
     linked.chain(named).collect()
 }
 
-/// `535.261.03` of `libcuda.so.535.261.03`.
+/// Returns the version in a file name, such as `535.261.03` in `libcuda.so.535.261.03`.
 fn suffix(name: &str) -> Option<String> {
     let version = ANCHORS.iter().find_map(|anchor| name.strip_prefix(anchor)?.strip_prefix('.'))?;
     is_version(version).then(|| version.to_owned())
 }
 
-/// Numbers with dots between them, two at least.
+/// Returns true for numbers with dots between them, at least two.
 fn is_version(text: &str) -> bool {
     text.contains('.')
         && text.split('.').all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))

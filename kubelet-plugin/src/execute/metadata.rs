@@ -1,4 +1,4 @@
-//! Device metadata files of a claim.
+//! Writes and removes the device metadata files of a claim.
 
 use super::{Machine, StepError};
 use crate::ledger::{Device, Record};
@@ -11,7 +11,7 @@ impl Machine {
     pub(super) fn write_metadata(&self, record: &Record) -> Result<(), StepError> {
         let Some(wanted) = &record.metadata else { return Ok(()) };
         let told = |device: &Device| {
-            // Of a GPU that is left out of administration nothing can be told now.
+            // For a GPU that is left out of admin access there is no data now.
             let info = self.info_unless_gone(device)?;
             let attributes = info.map_or_else(BTreeMap::new, |info| metadata::attributes(device, &info));
             Ok((device.clone(), attributes))
@@ -29,8 +29,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Removes the device metadata of a claim, if it has any. As with shares, files that stay keep nobody's claim.
-    /// Returns whether there was anything.
+    /// Removes the device metadata of a claim, if it has any. As with shares, files that stay do not keep the
+    /// claim from being released. Returns true if there was any.
     pub fn remove_metadata(&self, uid: &str) -> bool {
         match metadata::files::remove(&self.cdi, &self.site.driver, &self.data_dir, uid) {
             Ok(true) => {

@@ -1,4 +1,4 @@
-//! GPUs that a claim has through MPS: their compute mode, and the claim's daemon.
+//! Manages GPUs that a claim has through MPS: their compute mode, and the claim's daemon.
 
 use super::{Machine, StepError};
 use crate::ledger::{Ledger, Record};
@@ -8,18 +8,19 @@ use aliquot_nvml::{ComputeMode, GpuError, GpuProcess, ProcessKind};
 use std::collections::BTreeSet;
 
 impl Machine {
-    /// Lets one process have contexts on a GPU, which is then the MPS daemon's server.
+    /// Sets the compute mode in which only one process has contexts on a GPU: the MPS daemon's server.
     pub(super) fn make_exclusive(&self, gpu: &GpuUuid) -> Result<(), StepError> {
         match self.gpus.compute_mode(gpu)? {
             ComputeMode::ExclusiveProcess => Ok(()),
-            // Whoever set it does not want anything to run there.
+            // An administrator set this mode so that nothing runs there.
             ComputeMode::Prohibited => Err(StepError::Prohibited { gpu: gpu.clone() }),
             ComputeMode::Default => Ok(self.gpus.set_compute_mode(gpu, ComputeMode::ExclusiveProcess)?),
         }
     }
 
-    /// Lets all processes have contexts on a GPU again. A mode that stays would keep the next claim's second process
-    /// from running, so failures are told; what the driver forgot with the GPU or its own end needs no undoing.
+    /// Resets the compute mode, so that all processes may have contexts on a GPU again. A mode that stays
+    /// would keep the next claim's second process from running, so failures are returned. Nothing needs
+    /// undoing if the GPU or its driver is gone.
     pub(crate) fn reset_compute_mode(
         &self,
         uid: &str,
@@ -32,7 +33,7 @@ impl Machine {
         }
         let reset = || match self.gpus.compute_mode(gpu)? {
             ComputeMode::ExclusiveProcess => self.gpus.set_compute_mode(gpu, ComputeMode::Default),
-            // Nothing to undo, or an administrator's word since.
+            // There is nothing to undo, or an administrator changed the mode since.
             ComputeMode::Default | ComputeMode::Prohibited => Ok(()),
         };
         match reset() {
@@ -50,14 +51,14 @@ impl Machine {
     }
 
     pub(super) fn end_mps(&self, record: &Record, uid: &str, boot_id: &str) -> Result<(), StepError> {
-        // No process of an earlier boot is left, and whoever runs there now is not the claim's.
+        // No process of an earlier boot is left; processes that run there now are not the claim's.
         let is_past = record.boot_id != boot_id;
         let running = || if is_past { Ok(Vec::new()) } else { self.computing(&mps_gpus(record)) };
         self.mps.end(uid, &running, &self.probe)?;
         Ok(())
     }
 
-    /// Has the claim's next daemon get the device nodes that its GPUs have now.
+    /// Updates the claim's ask, so that its next daemon gets the device nodes that its GPUs have now.
     pub(crate) fn renumber_mps(&self, record: &Record) -> Result<(), StepError> {
         if mps_gpus(record).is_empty() {
             return Ok(());
@@ -70,8 +71,8 @@ impl Machine {
         }
     }
 
-    /// Processes that compute on GPUs. Those that draw are of a screen, which is no claim's. On what the driver has lost,
-    /// and without it, nothing runs.
+    /// Returns the processes that compute on GPUs. Graphics processes belong to a screen and not to a claim.
+    /// Nothing runs on a GPU that the driver has lost, or without the driver.
     pub(crate) fn computing(&self, gpus: &BTreeSet<GpuUuid>) -> Result<Vec<GpuProcess>, GpuError> {
         let mut found = Vec::new();
         for gpu in gpus {
@@ -95,7 +96,7 @@ impl Machine {
         Ok(self.mps.is_ready(&self.mps_ask(record)?))
     }
 
-    /// What is asked of the supervisor for a claim. Its devices have the same settings.
+    /// Builds the ask to the supervisor for a claim. All its MPS devices have the same settings.
     fn mps_ask(&self, record: &Record) -> Result<Ask, GpuError> {
         let devices = || record.devices.iter().filter_map(|device| Some((device, device.mps.as_ref()?)));
         let gpu = |uuid: &GpuUuid| {
@@ -117,7 +118,7 @@ impl Machine {
     }
 }
 
-/// The GPUs that a claim has through MPS.
+/// Returns the GPUs that a claim has through MPS.
 fn mps_gpus(record: &Record) -> BTreeSet<GpuUuid> {
     let devices = record.devices.iter().filter(|device| device.mps.is_some());
     devices.map(|device| device.gpu.clone()).collect()

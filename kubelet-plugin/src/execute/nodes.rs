@@ -1,4 +1,4 @@
-//! The device nodes that the results of a claim need, as the kernel lists them now.
+//! Finds the device nodes that the results of a claim need, as the kernel lists them now.
 
 use super::{Machine, StepError};
 use crate::devices::drm::{self, DrmKind, DrmNode};
@@ -11,12 +11,15 @@ use aliquot_model::DriverCapability::{Display, Graphics};
 use aliquot_model::{DriverCapabilities, GpuInfo, LiveMig};
 use aliquot_nvml::caps::MigMinors;
 
-/// Brands on which CUDA refuses the libraries of a newer driver (`CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE`): those for
-/// consumers. For some boards for workstations NVIDIA supports them.
-const OWN_LIBRARIES_ONLY: [&str; 2] = ["GeForce", "Titan"];
+/// Returns true for the brands on which CUDA refuses the libraries of a newer driver
+/// (`CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE`): those for consumers, with RTX in their name or without. NVIDIA
+/// supports these libraries on some workstation boards.
+fn takes_own_libraries_only(brand: &str) -> bool {
+    ["GeForce", "Titan"].iter().any(|consumer| brand.starts_with(consumer))
+}
 
 impl Machine {
-    /// Devices of a result.
+    /// Returns the device nodes of a result.
     pub(super) fn nodes(
         &self,
         device: &Device,
@@ -29,7 +32,7 @@ impl Machine {
         let Some(info) = self.info_unless_gone(device)? else { return Ok(Nodes::default()) };
         let region = share::region_mount(&self.site.shares_dir, &device.result_id);
         let drm = self.drm(device, &info);
-        let own_libraries_only = OWN_LIBRARIES_ONLY.contains(&info.brand.as_str());
+        let own_libraries_only = takes_own_libraries_only(&info.brand);
         let mut nodes = Nodes { devices: vec![majors.gpu(info.minor)?], drm, own_libraries_only, region };
         if !shows_partitions(device) {
             return Ok(nodes);
@@ -47,7 +50,8 @@ impl Machine {
                 }
             }
             None => {
-                // Admin access shows the GPU with all its partitions; what cannot be shown is left out.
+                // Admin access shows the GPU with all its partitions; those that cannot be shown are left
+                // out.
                 let partitions = live.iter().flat_map(|mig| self.caps_of(info.minor, mig, caps)).flatten();
                 let shown = monitor_capability(&self.proc_root).into_iter().chain(partitions);
                 nodes.devices.extend(shown.filter_map(|cap| majors.capability(cap).ok()));
@@ -56,10 +60,11 @@ impl Machine {
         Ok(nodes)
     }
 
-    /// Refuses what no container could use as the driver is now, before anything is changed for it.
+    /// Refuses devices that no container could use with the driver as it is now, before anything is changed
+    /// for them.
     ///
     /// # Errors
-    /// [`DeviceError`].
+    /// Fails with [`DeviceError`].
     pub fn require_devices(&self, devices: &[Device]) -> Result<(), DeviceError> {
         if devices.iter().all(|device| device.passed.is_some()) {
             return Ok(());
@@ -72,8 +77,8 @@ impl Machine {
         Ok(())
     }
 
-    /// The GPU's DRM nodes that a result opens. A node without nvidia-drm has none, and programs that draw into memory
-    /// alone do without.
+    /// Returns the GPU's DRM nodes that a result opens. A node without nvidia-drm has none, and programs that
+    /// only draw into memory do not need them.
     fn drm(&self, device: &Device, info: &GpuInfo) -> Vec<DrmNode> {
         let mut capabilities = self.site.capabilities.clone();
         capabilities.add(&device.driver_capabilities);
@@ -82,7 +87,7 @@ impl Machine {
         bus_id.map(|bus_id| drm::nodes(&self.sys_root, bus_id, kinds)).unwrap_or_default()
     }
 
-    /// Numbers of all DRM nodes of a GPU.
+    /// Returns the numbers of all DRM nodes of a GPU.
     pub fn drm_numbers(&self, info: &GpuInfo) -> Vec<DeviceNumber> {
         drm::all(&self.sys_root, info.pci_bus_id.as_deref()).into_iter().map(Into::into).collect()
     }
@@ -102,14 +107,14 @@ impl Machine {
     }
 }
 
-/// Whether a result is a partition, or shows those of a GPU (admin access).
+/// Returns true if a result is a partition, or shows those of a GPU (admin access).
 pub(super) const fn shows_partitions(device: &Device) -> bool {
     device.partition.is_some() || device.held.is_none()
 }
 
-/// Which DRM nodes go with a result. Screens are for who has the GPU alone, and not for the many clients of one MPS daemon.
-/// A partition has none: the nodes are of the whole GPU, beyond what the partition bounds. Nor has admin access, which
-/// only watches.
+/// Returns the kinds of DRM nodes that go with a result. Screens are only for a claim that has the GPU alone,
+/// and not for the many clients of one MPS daemon. A partition has no DRM nodes: they belong to the whole
+/// GPU, beyond what the partition bounds. Admin access, which only watches, has none either.
 fn drm_kinds(held: Option<Held>, mps: bool, capabilities: &DriverCapabilities) -> &'static [DrmKind] {
     if !capabilities.has(Graphics) && !capabilities.has(Display) {
         return &[];
@@ -143,5 +148,17 @@ mod tests {
         #[case] want: &[DrmKind],
     ) {
         assert_eq!(drm_kinds(held, mps, &capabilities.parse().unwrap()), want);
+    }
+
+    #[rstest]
+    #[case("GeForce", true)]
+    #[case("GeForceRTX", true)]
+    #[case("Titan", true)]
+    #[case("TitanRTX", true)]
+    #[case("NvidiaRTX", false)]
+    #[case("QuadroRTX", false)]
+    #[case("Nvidia", false)]
+    fn consumers_boards_take_their_own_libraries_only(#[case] brand: &str, #[case] want: bool) {
+        assert_eq!(takes_own_libraries_only(brand), want);
     }
 }

@@ -1,4 +1,4 @@
-//! The steps of a claim that gives a GPU to a virtual machine.
+//! Runs the steps of a claim that gives a GPU to a virtual machine.
 
 use super::{Machine, StepError};
 use crate::devices::CharDevice;
@@ -11,7 +11,7 @@ use aliquot_nvml::GpuError;
 impl Machine {
     pub(super) fn bind_vfio(&self, record: &Record, gpu: &GpuUuid) -> Result<(), StepError> {
         let passed = passed(record, gpu).ok_or_else(|| StepError::NothingToPass(gpu.clone()))?;
-        // First: where the checkpoint is lost, this is what undoes the rest.
+        // The note comes first: if the checkpoint is lost, the note is what undoes the rest.
         let (claim, passed) = (record.claim.uid.clone(), passed.clone());
         let note = Note { claim, passed };
         note::write(&self.data_dir, &record.boot_id, &note)?;
@@ -19,7 +19,8 @@ impl Machine {
         Ok(self.vfio.bind(&*self.gpus, gpu, &note.passed, &self.probe)?)
     }
 
-    /// A boot begins with NVIDIA's driver: what an earlier one left is gone, and the address may mean another card.
+    /// Undoes the binding to vfio-pci. A boot begins with NVIDIA's driver: bindings of an earlier boot are
+    /// gone, and the address may mean another card.
     pub(super) fn unbind_vfio(
         &self,
         record: &Record,
@@ -35,7 +36,8 @@ impl Machine {
         self.take_back(gpu, address, persistence, boot_id)
     }
 
-    /// Takes a GPU back from a virtual machine, and has the driver keep it initialised again if that was so.
+    /// Takes a GPU back from a virtual machine. The driver keeps it initialised again if `persistence` is
+    /// true.
     pub(crate) fn take_back(
         &self,
         gpu: &GpuUuid,
@@ -48,12 +50,14 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether a GPU is as [`Step::BindVfio`](crate::plan::Step::BindVfio) leaves it.
+    /// Returns true if a GPU is in the state in which [`Step::BindVfio`](crate::plan::Step::BindVfio) leaves
+    /// it.
     pub(crate) fn is_on_vfio(&self, address: &str) -> Result<bool, VfioError> {
         self.vfio.is_bound(address)
     }
 
-    /// The GPU of a device: one that is with a virtual machine as it was before.
+    /// Returns the facts of a device's GPU. A GPU that is with a virtual machine is described as it was
+    /// before.
     pub(super) fn info_of(&self, device: &Device) -> Result<GpuInfo, GpuError> {
         match &device.passed {
             Some(passed) => Ok(passed.info.clone()),
@@ -61,8 +65,8 @@ impl Machine {
         }
     }
 
-    /// The same; nothing for a result that only looks after a GPU that is not there now, as with a virtual machine: it gets
-    /// what there is.
+    /// Returns the facts of a device's GPU as [`Self::info_of`] does. Returns `None` for admin access to a
+    /// GPU that is not there now, such as one with a virtual machine.
     pub(super) fn info_unless_gone(&self, device: &Device) -> Result<Option<GpuInfo>, GpuError> {
         match self.info_of(device) {
             Err(error) if device.held.is_none() && error.is_gone() => Ok(None),

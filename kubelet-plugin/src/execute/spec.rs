@@ -1,17 +1,17 @@
-//! CDI specs and the device numbers that they name.
+//! Reads and writes CDI specs and the device numbers that they name.
 
 use super::{Machine, StepError};
+use crate::device_number_reuse;
 use crate::edits::{self, Nodes};
 use crate::ledger::Record;
-use crate::reach;
 use aliquot_cdi::Spec;
 
-/// What becomes of a result in a spec whose hardware is gone.
+/// The treatment of a result in a spec if its hardware is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Missing {
-    /// There is no such spec.
+    /// The spec is refused.
     Refused,
-    /// It has no device there: none is better than one that the number means by now.
+    /// The result gets no device in the spec: this is better than a device that the number means by now.
     LeftOut,
 }
 
@@ -26,22 +26,22 @@ impl Missing {
 }
 
 impl Machine {
-    /// The claim's CDI spec on disk.
+    /// Reads the claim's CDI spec from disk.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// Fails if the spec cannot be read.
     pub fn spec_on_disk(&self, record: &Record) -> Result<Option<Spec>, StepError> {
         Ok(self.cdi.read(&edits::spec_name(&self.site.driver, &record.claim.uid))?)
     }
 
-    /// Writes the claim's CDI spec, and notes in the record which device numbers it names.
+    /// Writes the claim's CDI spec, and notes in the record the device numbers that it names.
     ///
     /// # Errors
-    /// [`StepError`]; the spec is then as it was.
+    /// Fails with [`StepError`]; the spec is then unchanged.
     pub fn write_spec(&self, record: &mut Record, spec: &Spec) -> Result<(), StepError> {
-        record.numbers.extend(reach::named(spec));
+        record.numbers.extend(device_number_reuse::named(spec));
         self.write_metadata(record)?;
-        // Last: where it is, all that the claim's devices need is there.
+        // The spec comes last: once it is there, everything that the claim's devices need is there.
         self.cdi.write(&edits::spec_name(&self.site.driver, &record.claim.uid), spec)?;
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What can be the matter with a GPU, and which taint says so. Pure.
+//! Defines the faults that a GPU can have, and the taint for each. Pure: it does no I/O.
 
 use super::xid::{Verdict, Xids};
 use aliquot_model::layout::{Taint, TaintEffect};
@@ -6,48 +6,48 @@ use aliquot_model::names;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Something that is the matter with a GPU.
+/// A cause of bad health of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum Cause {
-    /// It has fallen off the bus.
+    /// The GPU has fallen off the bus.
     Lost,
-    /// The driver reported an error by number.
+    /// The driver reported an error by this number.
     Xid(u64),
-    /// Memory errors that could not be corrected.
+    /// The GPU has memory errors that could not be corrected.
     Ecc,
     /// A row of memory could not be replaced.
     RowRemapFailure,
     /// A row of memory is replaced with the next reset.
     RowRemapPending,
-    /// The driver wants something done; NVML's number of the action.
+    /// The driver wants a recovery action; the value is NVML's number of the action.
     Recovery(u64),
-    /// A call to the driver about it does not come back.
+    /// A call to the driver about the GPU does not return.
     Stuck,
-    /// It is there and cannot be read.
+    /// The GPU is there and cannot be read.
     Unreadable,
     /// The driver does not answer, or the agent has let go of it.
     NoDriver,
-    /// Its errors are not listened for.
+    /// The errors of the GPU are not listened for.
     NoEvents,
 }
 
-/// NVML's number of "drain P2P traffic": the GPU works, but not with others.
+/// NVML's number of the action "drain P2P traffic": the GPU works, but not with others.
 const DRAIN_P2P: u64 = 3;
 
 impl Cause {
-    /// Whether only a reset ends it: it is kept over restarts of the agent.
+    /// Returns true if only a reset ends the cause: it is kept over restarts of the agent.
     pub const fn lasts(self) -> bool {
         matches!(self, Self::Lost | Self::Xid(_) | Self::Ecc)
     }
 
-    /// Whether an administrator's word ends it ([`aliquot_model::acknowledge`]): of what lasts, the errors of the past.
-    /// That a GPU is lost is none.
+    /// Returns true if an administrator's acknowledgement ends the cause ([`aliquot_model::acknowledge`]). Of
+    /// the causes that last, these are the errors of the past; a lost GPU is not one.
     pub const fn can_be_acknowledged(self) -> bool {
         matches!(self, Self::Xid(_) | Self::Ecc)
     }
 
-    /// What the taint does; `None` for no taint.
+    /// Returns the effect of the taint; `None` for no taint.
     pub fn effect(self, xids: &Xids) -> Option<TaintEffect> {
         match self {
             Self::Lost => Some(TaintEffect::NoExecute),
@@ -65,7 +65,7 @@ impl Cause {
         }
     }
 
-    /// The taint of a driver; `None` for no taint.
+    /// Returns the taint of a driver; `None` for no taint.
     pub fn taint(self, driver: &str, xids: &Xids) -> Option<Taint> {
         let (key, value) = match self {
             Self::Lost => ("gpu-lost", String::new()),
@@ -82,7 +82,7 @@ impl Cause {
         Some(Taint { key: names::condition_taint(driver, key), value, effect: self.effect(xids)? })
     }
 
-    /// What is the matter, for people.
+    /// Returns the cause in words, for people.
     pub fn text(self) -> String {
         match self {
             Self::Lost => "it has fallen off the bus".to_owned(),
@@ -101,7 +101,7 @@ impl Cause {
         }
     }
 
-    /// What ends it.
+    /// Returns what ends the cause, in words.
     pub const fn end(self) -> &'static str {
         match self {
             Self::Lost => "drain the node and reboot it; if it is lost again, replace it",
@@ -131,7 +131,7 @@ fn action_name(action: u64) -> String {
 }
 
 impl fmt::Display for Cause {
-    /// A word for metrics and for the file.
+    /// Writes the cause as one word, for metrics and for the file.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Lost => f.write_str("gpu-lost"),

@@ -1,4 +1,4 @@
-//! What survives a restart: `health.json` in the data directory.
+//! Stores the health that survives a restart, as `health.json` in the data directory.
 
 use super::cause::Cause;
 use super::state::{Errors, Health, LastRead, Noted, OfGpu};
@@ -12,13 +12,13 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 const FILE: &str = "health.json";
-/// Where one that cannot be read is put, in place of an earlier one.
+/// The name under which a file that cannot be read is kept; an earlier one is replaced.
 const ASIDE: &str = "health.json.damaged";
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Stored {
-    /// Boot in which it was written: none of it outlives that.
+    /// The boot in which the file was written; its content is not valid in another boot.
     boot_id: String,
     #[serde(default)]
     module: Option<u64>,
@@ -29,7 +29,7 @@ struct Stored {
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct StoredGpu {
-    /// By the cause's word; those of a newer release mean nothing here.
+    /// The causes by their word; words of a newer release are ignored.
     causes: BTreeMap<String, Noted>,
     #[serde(default)]
     needed_recovery: bool,
@@ -41,7 +41,7 @@ struct StoredGpu {
     last: Option<LastRead>,
 }
 
-/// What outlives a restart: not what the next look shows.
+/// Returns the part of the health that outlives a restart: not what the next look shows anyway.
 fn lasting(of_gpu: &OfGpu) -> OfGpu {
     let mut lasting = of_gpu.clone();
     lasting.causes.retain(|cause, _| cause.lasts());
@@ -50,10 +50,10 @@ fn lasting(of_gpu: &OfGpu) -> OfGpu {
     lasting
 }
 
-/// What is stored of the GPUs' health in a boot.
+/// Encodes the GPUs' health in a boot.
 ///
 /// # Errors
-/// If it cannot be encoded.
+/// Fails if the health cannot be encoded.
 pub fn encode(health: &Health, boot_id: &str) -> Result<Vec<u8>, serde_json::Error> {
     let stored = |of_gpu: OfGpu| StoredGpu {
         causes: of_gpu.causes.into_iter().map(|(cause, noted)| (cause.to_string(), noted)).collect(),
@@ -68,20 +68,21 @@ pub fn encode(health: &Health, boot_id: &str) -> Result<Vec<u8>, serde_json::Err
     serde_json::to_vec(&Stored { boot_id: boot_id.to_owned(), module: health.module, gpus: gpus.collect() })
 }
 
-/// Path of the file.
+/// Returns the path of the file.
 pub fn path(data_dir: &Path) -> PathBuf {
     data_dir.join(FILE)
 }
 
-/// Writes it; after a crash it is the old or the new one.
+/// Writes the file; after a crash the old or the new one is there.
 ///
 /// # Errors
-/// If the file system refuses.
+/// Fails if the file system refuses.
 pub fn save(data_dir: &Path, content: &[u8]) -> Result<(), StoreError> {
     replace(&path(data_dir), content, 0o600)
 }
 
-/// Reads what was known, as far as it is of this boot. What cannot be read is put aside and never stops anybody.
+/// Reads the stored health, if it is of this boot. A file that cannot be decoded is set aside. This never
+/// fails.
 pub fn load(data_dir: &Path, boot_id: &str) -> Health {
     let path = path(data_dir);
     let bytes = match fs::read(&path) {

@@ -1,4 +1,4 @@
-//! Holds the health of the GPUs, and tells what changes of it.
+//! Holds the health of the GPUs, and reports its changes.
 
 use super::cause::Cause;
 use super::file;
@@ -17,12 +17,12 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Errors that come in a storm are stored together.
+/// The pause in which errors that come in a storm are collected and stored together.
 const PAUSE: Duration = Duration::from_secs(1);
-/// When a file that could not be written is tried again.
+/// The pause before a file that could not be written is tried again.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// The health of the GPUs. Clones hold the same.
+/// The health of the GPUs. Clones share the same health.
 #[derive(Debug, Clone)]
 pub struct Monitor {
     state: watch::Sender<Arc<Health>>,
@@ -30,12 +30,12 @@ pub struct Monitor {
     driver: Arc<str>,
     events: Events,
     metrics: Metrics,
-    /// Whether the API server keeps taints, as far as that is known.
+    /// True if the API server keeps taints, as far as is known.
     taints: Arc<AtomicBool>,
 }
 
 impl Monitor {
-    /// With what was known before.
+    /// Starts with the health that was known before.
     pub fn new(known: Health, driver: &str, xids: Xids, events: Events, metrics: Metrics) -> Self {
         let monitor = Self {
             state: watch::channel(Arc::new(Health::default())).0,
@@ -45,7 +45,7 @@ impl Monitor {
             metrics,
             taints: Arc::new(AtomicBool::new(true)),
         };
-        // What was known has been told by whoever found it out.
+        // Known faults were already reported by the process that found them.
         monitor.measure(&Health::default(), &known);
         monitor.state.send_replace(Arc::new(known));
         monitor
@@ -56,27 +56,27 @@ impl Monitor {
         self.taints.store(kept, Ordering::Relaxed);
     }
 
-    /// Whether the API server keeps taints.
+    /// Returns true if the API server keeps taints.
     pub fn keeps_taints(&self) -> bool {
         self.taints.load(Ordering::Relaxed)
     }
 
-    /// What errors mean.
+    /// Returns the meaning of XIDs.
     pub fn xids(&self) -> &Arc<Xids> {
         &self.xids
     }
 
-    /// The health, and its changes.
+    /// Subscribes to the health and its changes.
     pub fn subscribe(&self) -> watch::Receiver<Arc<Health>> {
         self.state.subscribe()
     }
 
-    /// The health now.
+    /// Returns the health now.
     pub fn now(&self) -> Arc<Health> {
         Arc::clone(&self.state.borrow())
     }
 
-    /// Changes it, and tells what came and went.
+    /// Changes the health, and reports the taints that came and went.
     pub fn change(&self, change: impl FnOnce(&mut Health, &Xids)) {
         self.state.send_if_modified(|held| {
             let mut next = (**held).clone();
@@ -91,7 +91,7 @@ impl Monitor {
         });
     }
 
-    /// Events for the taints that came and went.
+    /// Sends events for the taints that came and went.
     fn tell(&self, before: &Health, after: &Health) {
         for gpu in gpus(before, after) {
             let was = before.told(gpu, &self.driver, &self.xids);
@@ -121,7 +121,7 @@ impl Monitor {
         }
     }
 
-    /// Stores every change until cancelled. A file that cannot be written is tried again; what is known stays in
+    /// Stores every change until cancelled. A file that cannot be written is tried again; the health stays in
     /// memory meanwhile.
     pub async fn keep(self, data_dir: PathBuf, boot_id: String, cancel: CancellationToken) {
         let mut changes = self.subscribe();
@@ -141,7 +141,7 @@ impl Monitor {
                 () = tokio::time::sleep(wait) => {}
             }
             tokio::select! {
-                // The last change is stored all the same.
+                // The last change is stored before the task ends.
                 () = cancel.cancelled() => {}
                 () = tokio::time::sleep(PAUSE) => {}
             }

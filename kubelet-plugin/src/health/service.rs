@@ -1,4 +1,4 @@
-//! The health services: which devices work, for the kubelet to show in pods.
+//! Serves the health services: they report which devices work, and the kubelet shows this in pods.
 
 use super::state::Health;
 use super::xid::Xids;
@@ -16,21 +16,21 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-/// A complete list is sent at least this often…
+/// The longest interval between complete lists.
 const REFRESH: Duration = Duration::from_secs(30);
-/// …and counts for so long.
+/// Seconds for which a list is valid.
 const TIMEOUT_SECONDS: i64 = 90;
 
-/// A device and whether it works.
+/// The health of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceHealth {
-    /// Name.
+    /// The name of the device.
     pub device: String,
-    /// Why it does not, or `None`.
+    /// The fault of the device, or `None` if it works.
     pub fault: Option<String>,
 }
 
-/// The health of everything published.
+/// Judges the health of all published devices.
 pub fn judge(
     published: &[DeviceName],
     overview: &Overview,
@@ -41,7 +41,7 @@ pub fn judge(
         let mut gone = overview.gone.iter().filter(|gone| gone.device == device);
         gone.next().map(notice::partition_gone)
     };
-    // What claims have and is not published any more is theirs all the same.
+    // Devices that claims have still belong to them when they are not published any more.
     let names: BTreeSet<String> = published.iter().map(ToString::to_string).collect();
     let unpublished = overview.gone.iter().filter(|gone| !names.contains(&gone.device));
     let unpublished = unpublished
@@ -52,7 +52,7 @@ pub fn judge(
         let fault = match gpu {
             Some(gpu) => health.fault(&gpu.uuid, xids),
             None => {
-                // Which GPU it was is known from the ledger.
+                // The ledger knows which GPU it was.
                 let bound = overview.ledger.bindings.get(&device.minor());
                 let known = bound.and_then(|binding| health.fault(&binding.gpu, xids));
                 known.or_else(|| Some("the GPU cannot be read".to_owned()))
@@ -64,25 +64,25 @@ pub fn judge(
     judged.chain(unpublished).collect()
 }
 
-/// Serves both versions.
+/// The service, which serves both versions.
 #[derive(Debug, Clone)]
 pub struct Service {
-    /// Pool.
+    /// The name of the pool.
     pub pool: String,
-    /// What is published.
+    /// The names of the published devices.
     pub published: watch::Receiver<Arc<Vec<DeviceName>>>,
-    /// The hardware.
+    /// The overview of the hardware.
     pub overview: watch::Receiver<Arc<Overview>>,
-    /// Its health.
+    /// The health of the GPUs.
     pub health: watch::Receiver<Arc<Health>>,
-    /// What errors mean.
+    /// The meaning of XIDs.
     pub xids: Arc<Xids>,
     /// Ends the streams, which would otherwise hold up the server's shutdown for ever.
     pub stop: CancellationToken,
 }
 
 impl Service {
-    /// Lists without end: one now, one at each change, one every [`REFRESH`].
+    /// Returns an endless stream of lists: one now, one at each change, one every [`REFRESH`].
     fn lists(&self) -> impl Stream<Item = Vec<DeviceHealth>> + Send + 'static {
         let mut service = self.clone();
         service.published.mark_changed();
@@ -152,7 +152,7 @@ serve!(v1alpha1);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gone::GonePartition;
+    use crate::lost_partitions::GonePartition;
     use crate::testing::{claim, h100};
     use aliquot_model::{GpuUuid, Placement};
     use aliquot_nvml::{DriverInfo, EventKind, GpuEvent, Inventory};

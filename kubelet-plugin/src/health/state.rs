@@ -1,8 +1,10 @@
-//! The health of the node's GPUs: what is the matter with each, since when, and what ends it. Pure.
+//! Keeps the health of the node's GPUs: the causes that are known for each GPU, since when each is known, and
+//! what ends it. Pure: it does no I/O.
 //!
-//! Errors come as events, everything else with a look at the hardware. What only a reset ends ([`Cause::lasts`]) is
-//! kept until there is evidence of one: another boot, another load of the kernel module, a GPU that was lost and
-//! answers, a driver that wanted a recovery and does not any more. The table stands in `docs/health.md`.
+//! Errors come as events; everything else is found by a look at the hardware. A cause that only a reset ends
+//! ([`Cause::lasts`]) is kept until there is evidence of a reset: another boot, another load of the kernel
+//! module, a GPU that was lost and answers, or a driver that wanted a recovery and does not want it any more.
+//! The table is in `docs/health.md`.
 
 use super::cause::Cause;
 use super::xid::{Verdict, Xids};
@@ -13,58 +15,59 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How long after its last occurrence an informational error is told.
+/// The time for which an informational error is reported after its last occurrence.
 pub const INFORMATIONAL: SignedDuration = SignedDuration::from_mins(10);
 
-/// A cause as it was noted.
+/// A cause and the times at which it was noted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Noted {
-    /// First time.
+    /// The first time.
     pub since: Timestamp,
-    /// Latest time, for events.
+    /// The latest time, for events.
     pub again: Timestamp,
-    /// What there is to say beside the cause itself.
+    /// Details beside the cause itself.
     #[serde(default)]
     pub detail: String,
 }
 
-/// What was last read of a GPU: it is published from it while it cannot be read.
+/// The facts that were last read of a GPU. The GPU is published from them while it cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastRead {
-    /// Facts.
+    /// The facts of the GPU.
     pub info: GpuInfo,
-    /// Instances.
+    /// The MIG instances on the GPU.
     pub live: Vec<LiveMig>,
 }
 
-/// The driver's volatile count of memory errors that could not be corrected: it begins anew when the driver starts the GPU.
+/// The driver's volatile count of memory errors that could not be corrected. The count begins anew when the
+/// driver starts the GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Errors {
-    /// At the last look.
+    /// The count at the last look.
     pub counted: u64,
-    /// Those of them that an administrator has looked at.
+    /// The part of the count that an administrator has acknowledged.
     pub acknowledged: u64,
 }
 
-/// One GPU.
+/// The health of one GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OfGpu {
-    /// What is the matter.
+    /// The causes that are known now.
     pub causes: BTreeMap<Cause, Noted>,
-    /// Whether the driver wanted something done since the last reset.
+    /// True if the driver has wanted a recovery action since the last reset.
     pub needed_recovery: bool,
-    /// How the count of memory errors that could not be corrected stands.
+    /// The count of memory errors that could not be corrected.
     pub errors: Errors,
-    /// Until when an administrator has looked at its errors.
+    /// The time up to which an administrator has acknowledged the GPU's errors.
     pub acknowledged: Option<Timestamp>,
-    /// What it was when it could be read.
+    /// The facts of the GPU from when it could last be read.
     pub last: Option<LastRead>,
-    /// Whether it is there and could not be read at the last look.
+    /// True if the GPU is there but could not be read at the last look.
     pub absent: bool,
 }
 
 impl OfGpu {
-    /// Whether anything is known of it.
+    /// Returns true if anything is known of the GPU.
     pub fn says_something(&self) -> bool {
         *self != Self::default()
     }
@@ -82,14 +85,15 @@ impl OfGpu {
         }
     }
 
-    /// The GPU was reset.
+    /// Notes that the GPU was reset.
     fn reset(&mut self) {
         self.causes.retain(|cause, _| !cause.lasts());
         self.needed_recovery = false;
         self.errors = Errors::default();
     }
 
-    /// The kernel module was loaded anew. What another driver told of the GPU, this one may never tell.
+    /// Notes that the kernel module was loaded anew. The new driver may never report what another driver
+    /// reported of the GPU.
     fn loaded_anew(&mut self) {
         self.reset();
         self.causes.retain(|cause, _| {
@@ -97,8 +101,8 @@ impl OfGpu {
         });
     }
 
-    /// What the driver counts. A smaller count than before is a new one, so what was counted is over; an error that was
-    /// only told as an event is in none.
+    /// Takes in the driver's count of memory errors. A count smaller than before is a new count, so the
+    /// errors counted before are over. An error that was only reported as an event is in no count.
     fn count(&mut self, counted: u64, now: Timestamp) {
         if counted < self.errors.counted {
             self.causes.remove(&Cause::Ecc);
@@ -113,7 +117,7 @@ impl OfGpu {
         self.errors.counted = counted;
     }
 
-    /// What the GPU says of itself.
+    /// Takes in the health that the GPU reports of itself.
     fn judge(&mut self, said: GpuHealth, now: Timestamp) {
         // What it does not tell now stays as it was told last: an ill GPU may fail to answer.
         if let Some(recovery) = said.recovery {
@@ -140,40 +144,41 @@ impl OfGpu {
     }
 }
 
-/// A look at the hardware.
+/// The result of a look at the hardware.
 #[derive(Debug)]
 pub struct Look<'a> {
-    /// What was found, or why the driver as a whole does not answer.
+    /// The inventory that was found, or the reason why the driver as a whole does not answer.
     pub inventory: Result<&'a Inventory, &'a str>,
-    /// What the GPUs say of their health.
+    /// The health that the GPUs report of themselves.
     pub said: &'a BTreeMap<GpuUuid, GpuHealth>,
-    /// GPUs whose errors are not listened for.
+    /// The GPUs whose errors are not listened for.
     pub unheard: &'a BTreeSet<GpuUuid>,
-    /// Which load of the kernel module it is, as far as that can be told.
+    /// The number of the load of the kernel module, if it can be told.
     pub module: Option<u64>,
-    /// Whether a GPU that is said to be lost is lost: not where all of them are and the library may be the reason.
+    /// True if a GPU that is reported as lost counts as lost. It does not where all GPUs are reported as lost
+    /// and the library may be the reason.
     pub lost_is_lost: bool,
-    /// When.
+    /// The time of the look.
     pub now: Timestamp,
 }
 
 /// The health of all GPUs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Health {
-    /// By identity; also of those that are not there any more.
+    /// The health by GPU, including GPUs that are not there any more.
     pub gpus: BTreeMap<GpuUuid, OfGpu>,
-    /// Which load of the kernel module was seen last.
+    /// The load of the kernel module that was seen last.
     pub module: Option<u64>,
 }
 
-/// A taint of a GPU and why.
+/// A taint of a GPU and the reason for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Told {
-    /// Why.
+    /// The cause.
     pub cause: Cause,
-    /// Since when.
+    /// The time since which the cause is known.
     pub since: Timestamp,
-    /// What there is to say beside the cause.
+    /// Details beside the cause.
     pub detail: String,
     /// The taint.
     pub taint: Taint,
@@ -193,8 +198,9 @@ impl Health {
         of_gpu.causes.entry(cause).and_modify(|noted| noted.again = now);
     }
 
-    /// Clears the errors of a GPU up to a time that an administrator has looked at, which counts once: what comes later
-    /// counts again. Returns what was cleared ([`Cause::can_be_acknowledged`]).
+    /// Clears the errors of a GPU that occurred up to a time that an administrator has acknowledged. Each
+    /// acknowledgement counts once: later errors count again. Returns the causes that were cleared
+    /// ([`Cause::can_be_acknowledged`]).
     pub fn acknowledge(&mut self, gpu: &GpuUuid, at: Timestamp, now: Timestamp) -> Vec<Cause> {
         let Some(of_gpu) = self.gpus.get_mut(gpu) else { return Vec::new() };
         if of_gpu.acknowledged.is_some_and(|before| before >= at) {
@@ -211,7 +217,7 @@ impl Health {
         cleared
     }
 
-    /// Notes which GPUs do not answer now, by identity or index, and to what.
+    /// Notes the GPUs that do not answer now, each by UUID or index, with the call that they do not answer.
     pub fn set_stuck(&mut self, stuck: &[(Option<GpuUuid>, Option<u32>, String)], now: Timestamp) {
         let index_of = |of_gpu: &OfGpu| of_gpu.last.as_ref().map(|last| last.info.index);
         for (gpu, ..) in stuck {
@@ -231,7 +237,7 @@ impl Health {
         }
     }
 
-    /// Notes what a look at the hardware showed.
+    /// Takes in the result of a look at the hardware.
     pub fn look(&mut self, look: &Look<'_>, xids: &Xids) {
         let now = look.now;
         match look.inventory {
@@ -252,8 +258,8 @@ impl Health {
         for of_gpu in self.gpus.values_mut() {
             of_gpu.causes.retain(|cause, noted| !over(cause, noted));
         }
-        // After a restart without the driver there is nothing to be read of a GPU, and all the same what was counted and
-        // acknowledged.
+        // After a restart without the driver nothing can be read of a GPU, but the errors that were counted
+        // and acknowledged are still known; such entries stay.
         self.gpus.retain(|_, of_gpu| of_gpu.says_something());
     }
 
@@ -309,13 +315,13 @@ impl Health {
         }
     }
 
-    /// The GPUs that are there and cannot be read, as far as it is known what they are.
+    /// Returns the GPUs that are there and cannot be read, for which earlier facts are known.
     pub fn absent(&self) -> impl Iterator<Item = &LastRead> {
         self.gpus.values().filter(|of_gpu| of_gpu.absent).filter_map(|of_gpu| of_gpu.last.as_ref())
     }
 
-    /// The taints of a GPU, at most one of a key: the one that does most, and of those the oldest, so that further
-    /// errors change nothing.
+    /// Returns the taints of a GPU, at most one for each key. The taint with the strongest effect is chosen,
+    /// and of those the oldest, so that further errors change nothing.
     pub fn told(&self, gpu: &GpuUuid, driver: &str, xids: &Xids) -> Vec<Told> {
         let mut told: BTreeMap<String, Told> = BTreeMap::new();
         for (cause, noted) in self.gpus.get(gpu).iter().flat_map(|of_gpu| &of_gpu.causes) {
@@ -330,7 +336,7 @@ impl Health {
         told.into_values().collect()
     }
 
-    /// Why a GPU is not to be used, for pods that use it.
+    /// Returns the reason why a GPU is not to be used, for pods that use it.
     pub fn fault(&self, gpu: &GpuUuid, xids: &Xids) -> Option<String> {
         let causes = &self.gpus.get(gpu)?.causes;
         let effect = |cause: &Cause| cause.effect(xids).filter(|effect| *effect > TaintEffect::None);
@@ -345,7 +351,8 @@ impl Health {
     }
 }
 
-/// The entry of a GPU among those that cannot be read: by its identity, or by its place where it does not tell.
+/// Returns the entry of a GPU among those that cannot be read: by UUID, or by index where the entry has no
+/// UUID.
 fn unreadable<'a>(inventory: &'a Inventory, gpu: &GpuUuid, of_gpu: &OfGpu) -> Option<&'a Unreadable> {
     let index = of_gpu.last.as_ref().map(|last| last.info.index);
     inventory.unreadable.iter().find(|unreadable| match &unreadable.uuid {

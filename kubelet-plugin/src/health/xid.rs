@@ -1,25 +1,26 @@
-//! What the driver's errors by number ("XIDs") mean for whom a GPU may be given to. Pure.
+//! Defines what the driver's errors by number ("XIDs") mean for giving out a GPU. Pure: it does no I/O.
 //!
-//! Sources: NVIDIA's Xid catalogue of September 2026 (docs.nvidia.com/deploy/xid-errors, "Resolution Bucket (Immediate
-//! Action)") for what has to be done: what asks for nothing, or for the application to be started again, informs; what
-//! asks for a reset, a reboot, a look by people or a workflow refuses. The lists that NVIDIA's device plugin and DRA
-//! driver ignore are ignored here too. A number that is not in the table counts as an error of the GPU, as there.
+//! Sources: NVIDIA's Xid catalogue of September 2026 (docs.nvidia.com/deploy/xid-errors, "Resolution Bucket
+//! (Immediate Action)") gives the action for each error. An error that needs no action, or a restart of the
+//! application, only informs. An error that needs a reset, a reboot, a look by people or a workflow refuses
+//! new claims. The errors that NVIDIA's device plugin and DRA driver ignore are ignored here, too. A number
+//! that is not in the table counts as an error of the GPU, as it does there.
 
 use aliquot_model::layout::TaintEffect;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What is made of an XID.
+/// The consequence of an XID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// Nothing: the application caused it, and the GPU is as good as before.
+    /// None: the application caused the error, and the GPU is as good as before.
     Ignore,
     /// A taint with this effect.
     Taint(TaintEffect),
 }
 
 impl Verdict {
-    /// From a word of the command line: an effect, or `Ignore`.
+    /// Parses a word of the command line: an effect, or `Ignore`.
     fn parse(text: &str) -> Option<Self> {
         if text == "Ignore" { Some(Self::Ignore) } else { TaintEffect::parse(text).map(Self::Taint) }
     }
@@ -37,12 +38,12 @@ impl fmt::Display for Verdict {
 const IGNORE: Verdict = Verdict::Ignore;
 /// The application has to be restarted at most; the GPU goes on.
 const INFORM: Verdict = Verdict::Taint(TaintEffect::None);
-/// What runs may go on to its end; then the GPU needs a reset or a look.
+/// Running programs may finish; then the GPU needs a reset or a check.
 const REFUSE: Verdict = Verdict::Taint(TaintEffect::NoSchedule);
 /// Nothing on the GPU can go on.
 const EVICT: Verdict = Verdict::Taint(TaintEffect::NoExecute);
 
-/// Numbers, what is made of them, what they are.
+/// The XID numbers, with the verdict and the meaning.
 const TABLE: [(&[u64], Verdict, &str); 57] = [
     (&[8], INFORM, "the GPU stopped processing for an application"),
     (&[11, 25, 32], INFORM, "a damaged stream of commands"),
@@ -74,8 +75,8 @@ const TABLE: [(&[u64], Verdict, &str); 57] = [
     (&[94], INFORM, "a memory error that was contained to an application"),
     (&[95], EVICT, "a memory error that was not contained"),
     (&[106, 107], INFORM, "a test message of the management bus"),
-    // The catalogue asks for a reset, NVIDIA's plugin and DRA driver ignore it. Where the driver itself wants a reset,
-    // the GPU's recovery action says so, which is read by itself.
+    // The catalogue asks for a reset; NVIDIA's plugin and DRA driver ignore the error. If the driver itself
+    // wants a reset, the GPU's recovery action says so, which is read separately.
     (&[109], INFORM, "a context switch timed out"),
     (&[110], REFUSE, "a security fault"),
     (&[119], REFUSE, "the GPU's system processor does not answer"),
@@ -89,7 +90,7 @@ const TABLE: [(&[u64], Verdict, &str); 57] = [
     (&[144, 145, 146, 147, 148, 149, 150], REFUSE, "an error of NVLink"),
     (&[151], REFUSE, "encryption keys could not be changed"),
     (&[152, 153], INFORM, "an error of the deep learning accelerator"),
-    // What is to be done stands in the kernel's log and in the GPU's recovery action.
+    // The kernel's log and the GPU's recovery action say what is to be done.
     (&[154], INFORM, "the driver wants something else done about the GPU than before"),
     (&[155], REFUSE, "an error of NVLink that software defines"),
     (&[156], REFUSE, "a part of the GPU is retired at the next reset"),
@@ -114,32 +115,32 @@ fn of_table(number: u64) -> Option<&'static (&'static [u64], Verdict, &'static s
     TABLE.iter().find(|(numbers, ..)| numbers.contains(&number))
 }
 
-/// The table with what the administrator says otherwise.
+/// The table, with the administrator's changes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Xids(BTreeMap<u64, Verdict>);
 
 impl Xids {
-    /// The table with these changes; the last one about a number counts.
+    /// Creates the table with these changes; the last change of a number counts.
     pub fn new(changes: impl IntoIterator<Item = (u64, Verdict)>) -> Self {
         Self(changes.into_iter().collect())
     }
 
-    /// What is made of an XID.
+    /// Returns the verdict on an XID.
     pub fn verdict(&self, number: u64) -> Verdict {
         let known = || of_table(number).map(|(_, verdict, _)| *verdict);
         self.0.get(&number).copied().or_else(known).unwrap_or(REFUSE)
     }
 
-    /// What it is, if it is known.
+    /// Returns the meaning of an XID, if it is known.
     pub fn meaning(number: u64) -> Option<&'static str> {
         of_table(number).map(|(.., meaning)| *meaning)
     }
 }
 
-/// Reads `NUMBER=None|NoSchedule|NoExecute|Ignore`.
+/// Parses `NUMBER=None|NoSchedule|NoExecute|Ignore`.
 ///
 /// # Errors
-/// What is wrong with the text.
+/// Fails with a description of the fault in the text.
 pub fn parse_change(text: &str) -> Result<(u64, Verdict), String> {
     let wanted = "expected NUMBER=None, NoSchedule, NoExecute or Ignore, such as 94=NoSchedule";
     let (number, verdict) = text.split_once('=').ok_or(wanted)?;

@@ -1,18 +1,19 @@
-//! Whether the node has a GPU at all, which its PCI bus tells without a driver.
+//! Finds out whether the node has a GPU at all; its PCI bus shows this without a driver.
 
 use std::fs;
 use std::path::Path;
 
 const NVIDIA: &str = "0x10de";
-/// VGA, 3D and other display controllers: the class's first byte in `class`.
+/// The first byte of `class` for VGA, 3D and other display controllers.
 const DISPLAY: &str = "0x03";
 
-/// Whether it is certain that there is none: the bus can be read, and no display controller on it is NVIDIA's.
+/// Returns true if the node certainly has no GPU: the bus can be read, and no display controller on it is
+/// NVIDIA's.
 pub(super) fn has_no_gpu(sys_root: &Path) -> bool {
     let Ok(devices) = fs::read_dir(sys_root.join("bus/pci/devices")) else { return false };
     let begins = |file: &Path, with: &str| match fs::read_to_string(file) {
         Ok(text) => text.trim().starts_with(with),
-        // It may be one.
+        // The device may be a GPU.
         Err(_) => true,
     };
     let mut devices = devices.map(|device| device.map(|device| device.path()));

@@ -1,32 +1,33 @@
-//! Sees to it that CDI specs follow when the driver numbers its devices otherwise, and tells who may open what is
-//! another claim's.
+//! Updates CDI specs when the driver numbers its devices differently, and reports claims whose containers may
+//! open devices of another claim.
 
 use super::Watcher;
 use crate::claim::ClaimRef;
-use crate::gone::GonePartition;
+use crate::device_number_reuse::Reach;
 use crate::ledger::{Device, Held, Ledger, Place};
+use crate::lost_partitions::GonePartition;
 use crate::notice;
 use crate::prepare::{Numbering, Overview};
-use crate::reach::Reach;
 use crate::reasons;
 use aliquot_model::MigUuid;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// What the specs are known to follow from.
+/// The state of the hardware that the specs are known to reflect.
 #[derive(Debug, Default)]
 pub(super) struct Followed {
     numbering: Option<Arc<Numbering>>,
-    /// Partitions that are in no spec.
+    /// The partitions that are in no spec.
     gone: Vec<GonePartition>,
-    /// Partitions that several claims may have, and their UUIDs: made anew for one, a partition has another for all.
+    /// The partitions that several claims may have, with their UUIDs: a partition that is made anew for one
+    /// claim has another UUID for all.
     shared: BTreeSet<(Place, Option<MigUuid>)>,
     told: BTreeSet<String>,
 }
 
 impl Watcher {
-    /// Brings CDI specs up to date if the numbers are not those of the last time, or other partitions are gone. Returns
-    /// whether all are.
+    /// Updates the CDI specs if the device numbers have changed since the last time, or if other partitions
+    /// are gone. Returns true if all specs are up to date.
     pub(super) async fn follow_numbers(&self, followed: &mut Followed, overview: &Overview) -> bool {
         let Some(now) = &overview.numbering else { return true };
         let shared = shared_partitions(&overview.ledger);
@@ -68,7 +69,8 @@ impl Watcher {
         all
     }
 
-    /// Tells on the Node who may open what is not theirs, and the claims on both sides.
+    /// Reports on the Node, and on the claims on both sides, whose containers may open devices that are not
+    /// theirs.
     pub(super) fn say_reached(
         &self,
         reported: &BTreeSet<String>,
@@ -100,7 +102,7 @@ fn shared_partitions(ledger: &Ledger) -> BTreeSet<(Place, Option<MigUuid>)> {
     shared.filter_map(named).collect()
 }
 
-/// Claims that have what another one's containers may open.
+/// Returns the claims that have what another claim's containers may open.
 fn victims<'a>(ledger: &'a Ledger, reach: &'a Reach) -> Vec<&'a ClaimRef> {
     let on_it = ledger.others(&reach.claim.uid, &reach.gpu).filter(|(_, device)| {
         let partition = device.partition.as_ref().map(|partition| partition.placement);

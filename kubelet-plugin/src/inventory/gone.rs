@@ -1,4 +1,4 @@
-//! Tells claims whose partitions are gone.
+//! Reports to claims that their partitions are gone.
 
 use super::Watcher;
 use crate::notice;
@@ -7,7 +7,7 @@ use crate::reasons;
 use std::collections::BTreeSet;
 
 impl Watcher {
-    /// Tells each once, and names all of them in `/healthz`.
+    /// Reports each partition once, and names all of them in `/healthz`.
     pub(super) fn say_gone(
         &self,
         reported: &BTreeSet<String>,

@@ -1,5 +1,5 @@
-//! Listens for errors of GPUs, each on a thread of its own: NVML's wait blocks, and one GPU that hangs must silence
-//! neither the others nor the end of the process.
+//! Listens for errors of GPUs, each on a thread of its own. NVML's wait blocks, and a GPU that hangs must not
+//! silence the others or keep the process from ending.
 
 use aliquot_model::GpuUuid;
 use aliquot_nvml::{EventSource, GpuError, GpuEvent, Gpus};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-/// A switch of a GPU's MIG mode waits for as long at most.
+/// The longest wait for one event; a switch of a GPU's MIG mode waits at most that long.
 const LISTEN: Duration = Duration::from_secs(1);
 
 /// The threads, one for each GPU that can be read.
@@ -23,12 +23,12 @@ pub(super) struct Listeners {
     unheard: Unheard,
 }
 
-/// GPUs whose errors are not heard of.
+/// The GPUs whose errors are not listened for.
 #[derive(Clone, Default)]
 struct Unheard(Arc<Mutex<BTreeSet<GpuUuid>>>);
 
 impl Unheard {
-    /// Says so the first time.
+    /// Adds a GPU; logs it the first time.
     fn add(&self, gpu: &GpuUuid, error: &GpuError) {
         if self.0.lock().insert(gpu.clone()) {
             tracing::warn!(gpu.uuid = %gpu, %error, "errors of this GPU are not listened for");
@@ -45,12 +45,13 @@ impl Listeners {
         Self { gpus, to, cancel, running: BTreeMap::new(), unheard: Unheard::default() }
     }
 
-    /// GPUs whose errors are not heard of now.
+    /// Returns the GPUs whose errors are not listened for now.
     pub(super) fn unheard(&self) -> BTreeSet<GpuUuid> {
         self.unheard.0.lock().clone()
     }
 
-    /// Listens to these GPUs and no others. One to which it could not be listened, or not any more, is tried again.
+    /// Listens to these GPUs and no others. A GPU that could not be listened to, or no longer, is tried
+    /// again.
     pub(super) fn follow(&mut self, wanted: &BTreeSet<GpuUuid>) {
         self.running.retain(|gpu, (token, thread)| {
             let runs = thread.as_ref().is_some_and(|thread| !thread.is_finished());
@@ -85,7 +86,7 @@ impl Listeners {
     }
 }
 
-/// One GPU.
+/// The listener of one GPU.
 struct One {
     gpus: Arc<dyn Gpus>,
     gpu: GpuUuid,
@@ -98,7 +99,7 @@ impl One {
     fn listen(self) {
         let mut source = match self.gpus.watch(std::slice::from_ref(&self.gpu)) {
             Ok(source) => source,
-            // It is opened again in a moment, or whoever closed it knows.
+            // The library is opened again in a moment, or whoever closed it knows.
             Err(error) if error.is_let_go() => return,
             Err(error) => return self.unheard.add(&self.gpu, &error),
         };
@@ -112,7 +113,8 @@ impl One {
                 Err(error) if error.is_let_go() => return,
                 Err(error) => {
                     self.unheard.add(&self.gpu, &error);
-                    // A set of a library that has lost its driver never works again: it is let go of.
+                    // An event set of a library that has lost its driver never works again, so it is let go
+                    // of.
                     if error.code().is_some_and(|code| code.is_no_answer()) {
                         return;
                     }
@@ -124,7 +126,7 @@ impl One {
 
     fn next(&self, source: &mut dyn EventSource) -> Result<(), GpuError> {
         if let Some(event) = source.next(LISTEN)? {
-            // Nobody may be there any more: the loop ends then.
+            // The receiver may be gone; the loop ends then.
             let _ = self.to.blocking_send(event);
         }
         Ok(())

@@ -1,7 +1,8 @@
-//! Which load of the driver a node has, as far as that is told without asking the driver.
+//! Identifies the load of the driver that a node has, as far as this is possible without asking the driver.
 //!
-//! From when the driver is loaded anew until CDI specs follow, a container that starts gets devices by their former
-//! numbers. So that this is short, it is looked for often: two files of the kernel's, of a page together.
+//! After the driver is loaded anew and until CDI specs follow, a container that starts gets devices by their
+//! former numbers. To keep this time short, the load is checked often: it takes two files of the kernel,
+//! together a page.
 
 use super::Watcher;
 use crate::beat;
@@ -11,10 +12,10 @@ use std::path::Path;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How often it is looked for.
+/// The interval between checks.
 const GLANCE: Duration = Duration::from_secs(1);
 
-/// A load of the driver; others differ from it.
+/// A load of the driver; different loads are not equal.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Load {
     module: Option<u64>,
@@ -22,24 +23,25 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// The one that is there, or that none is.
+    /// Reads the present load, or that there is none.
     pub(super) fn read(proc_root: &Path, sys_root: &Path) -> Self {
         Self { module: module_load(sys_root), majors: Majors::read(proc_root).ok() }
     }
 }
 
-/// Which load of the kernel module it is: the number of its directory in sysfs, which is never used again in a boot.
+/// Returns the number of the load of the kernel module: the inode of its directory in sysfs, which is never
+/// used again in a boot.
 pub(super) fn module_load(sys_root: &Path) -> Option<u64> {
     std::fs::metadata(sys_root.join("module/nvidia")).ok().map(|found| found.ino())
 }
 
 impl Watcher {
-    /// The load of the driver that is there.
+    /// Returns the present load of the driver.
     pub(super) fn driver_load(&self) -> Load {
         Load::read(&self.node.machine.proc_root, &self.sys_root)
     }
 
-    /// Waits for so long, or until the driver is not as it was `before`.
+    /// Waits for `interval`, or until the driver's load differs from `before`.
     pub(super) async fn wait_or_reload(&self, interval: Duration, before: &Load) {
         let end = Instant::now() + interval;
         while Instant::now() < end {

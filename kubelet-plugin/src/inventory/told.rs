@@ -1,22 +1,22 @@
-//! Which errors were told of a GPU, and when: the same one again is told after a while, and counted in the metrics till
-//! then.
+//! Remembers which errors of a GPU were reported, and when. The same error is reported again after a while,
+//! and until then only counted in the metrics.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Until the same error of a GPU is told again.
+/// The time until the same error of a GPU is reported again.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// GPU and fault.
+/// The GPU and the fault.
 type Error = (String, String);
 
-/// When errors were told last.
+/// The times at which errors were last reported.
 #[derive(Debug, Default)]
 pub(super) struct Told(BTreeMap<Error, Instant>);
 
 impl Told {
-    /// Whether to tell an error now, which is then noted.
+    /// Returns true if an error is to be reported now, and notes that it is.
     pub(super) fn is_due(&mut self, error: Error, now: Instant) -> bool {
         self.0.retain(|_, at| now.saturating_duration_since(*at) < AGAIN);
         let due = !self.0.contains_key(&error);

@@ -1,15 +1,16 @@
-//! Device numbers that containers of a claim have: what they mean is [`crate::reach`]. Pure.
+//! Defines device numbers of a claim's containers; [`crate::device_number_reuse`] defines what they mean. Pure: it does no
+//! I/O.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Number of a character device. In the checkpoint it is `major:minor`.
+/// The number of a character device. In the checkpoint it is written as `major:minor`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct DeviceNumber {
-    /// Major number.
+    /// The major number.
     pub major: u32,
-    /// Minor number.
+    /// The minor number.
     pub minor: u32,
 }
 

@@ -1,46 +1,48 @@
-//! Who was given a GPU from before under a name that means another now: see [`crate::former`]. Pure.
+//! Records the claims that were given a former GPU under a name that means another GPU now; see
+//! [`crate::former`]. Pure: it does no I/O.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// Who was given the GPU that a minor number meant before.
+/// The claims that were given the GPU that a minor number meant before.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Former {
-    /// It meant another, and the API was not asked yet.
+    /// The number meant another GPU, and the API was not asked yet.
     NotAsked,
-    /// These; nobody where it never meant another.
+    /// The claims that were given the former GPU; empty if the number never meant another.
     Claims(BTreeSet<Given>),
 }
 
-/// An allocation of a claim. What an earlier release wrote has only the claim and the time.
+/// An allocation of a claim. Earlier releases wrote only the claim and the time.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Given {
-    /// UID of the claim.
+    /// The UID of the claim.
     pub claim: String,
-    /// `allocationTimestamp`, compared for being the same one only.
+    /// The `allocationTimestamp`, which is only compared for equality.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<Timestamp>,
-    /// The controller's mark, or the same made of the results without a time.
+    /// The controller's mark or, without a time, the same mark computed from the results.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocation: Option<String>,
-    /// UIDs in `reservedFor`.
+    /// The UIDs in `reservedFor`.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub consumers: BTreeSet<String>,
 }
 
 impl Given {
-    /// An allocation of which nothing is known.
+    /// Returns an allocation of which nothing else is known.
     pub fn of(claim: &str) -> Self {
         Self { claim: claim.to_owned(), at: None, allocation: None, consumers: BTreeSet::new() }
     }
 
-    /// Whether both may be the same allocation. Where nothing has its time, the second in the controller's mark tells
-    /// them apart. kube-scheduler leaves no mark, and marks are equal of two allocations of the same devices in one
-    /// second, or where kube-scheduler gives again what the controller had given. Then the consumers tell: an
-    /// allocation ends only when it has none, so one that has none of those from before is another one.
+    /// Returns true if both may be the same allocation. If there is no allocation time, the time in seconds
+    /// in the controller's mark distinguishes them. kube-scheduler leaves no mark. Marks are also equal for
+    /// two allocations of the same devices in one second, or where kube-scheduler allocates again what the
+    /// controller had allocated. Then the consumers decide: an allocation ends only when it has no consumers,
+    /// so one that has none of the earlier consumers is another allocation.
     pub fn may_be(&self, other: &Self) -> bool {
         let alike = match (&self.allocation, &other.allocation) {
             (Some(one), Some(other)) => one == other,
@@ -61,12 +63,12 @@ impl Default for Former {
 }
 
 impl Former {
-    /// Whether there is nobody.
+    /// Returns true if there are no such claims.
     pub fn is_empty(&self) -> bool {
         matches!(self, Self::Claims(claims) if claims.is_empty())
     }
 
-    /// Whether this allocation is of the GPU from before.
+    /// Returns true if this allocation is of the former GPU.
     pub fn has(&self, given: &Given) -> bool {
         matches!(self, Self::Claims(claims) if claims.iter().any(|then| then.may_be(given)))
     }

@@ -1,8 +1,9 @@
-//! What claims have of the hardware at this moment. Pure.
+//! Finds out what claims have of the hardware at this moment. Pure: it does no I/O.
 //!
-//! A record outlives what it is about: a reboot ends everything that claims had set up, and of a claim that waits to be
-//! prepared again ([`State::Lost`]) everything was undone before it was made to wait. Such a record keeps its claim's
-//! place, so decisions count it ([`Ledger::others`]); what somebody may still be using it does not keep.
+//! A record outlives the hardware that it describes. A reboot ends everything that claims had set up. For a
+//! claim that waits to be prepared again ([`State::Lost`]), everything was undone before it was made to wait.
+//! Such a record keeps its claim's place, so decisions count it ([`Ledger::others`]). But nothing can still
+//! be using its hardware, so it keeps nothing set up.
 
 use super::{Device, Held, Ledger, Partition, Record, State};
 use crate::claim::ClaimRef;
@@ -14,27 +15,28 @@ use std::collections::BTreeSet;
 pub struct Place {
     /// The GPU.
     pub gpu: GpuUuid,
-    /// Profile's lgip id.
+    /// The profile's ID, as `nvidia-smi mig -lgip` lists it.
     pub profile_id: u32,
-    /// Where it lies.
+    /// The placement.
     pub placement: Placement,
 }
 
 impl Record {
-    /// Whether something of the claim may be set up in this boot: it is prepared, or kept without a pod, or on its way
-    /// there or back.
+    /// Returns true if something of the claim may be set up in this boot: it is prepared, kept without a pod,
+    /// or on its way there or back.
     pub fn is_here(&self, boot_id: &str) -> bool {
         self.boot_id == boot_id && self.state != State::Lost
     }
 
-    /// Whether the claim is prepared in this boot: containers may be running, or start, with its CDI spec.
+    /// Returns true if the claim is prepared in this boot: containers may be running, or start, with its CDI
+    /// spec.
     pub fn is_prepared(&self, boot_id: &str) -> bool {
         self.boot_id == boot_id && self.state == State::Completed && !self.is_parked()
     }
 }
 
 impl Device {
-    /// The partition's place, if it is one or a share of one.
+    /// Returns the partition's place, if the device is a partition or a share of one.
     pub fn place(&self) -> Option<Place> {
         let partition = self.partition.as_ref()?;
         Some(Place {
@@ -50,8 +52,9 @@ impl Device {
 }
 
 impl Ledger {
-    /// Whether another claim may have something set up on a GPU, of the kind that `is_meant` tells: whoever undoes the
-    /// like leaves it then, and the last one undoes it. What a newer release may have it has.
+    /// Returns true if another claim may have something set up on a GPU, of the kind that `is_meant` selects.
+    /// An operation that undoes this kind then leaves it, and the last claim undoes it. What a newer
+    /// release's record may have counts as set up.
     pub fn has_others_here(
         &self,
         uid: &str,
@@ -62,7 +65,7 @@ impl Ledger {
         let known = self.claims.values().filter(|record| record.claim.uid != uid && record.is_here(boot_id));
         let mut known = known.flat_map(|record| &record.devices);
         let newer = self.newer.values().filter(|record| record.claim.uid != uid);
-        // A device that is not understood is taken for the whole GPU.
+        // A device that is not understood counts as the whole GPU.
         let may_be_meant = |device: &Device| device.held == Some(Held::Whole) || is_meant(device);
         known.any(|device| &device.gpu == gpu && is_meant(device))
             || newer.map(|record| record.devices()).any(|devices| {
@@ -70,8 +73,9 @@ impl Ledger {
             })
     }
 
-    /// Has all claims that have a partition know it by this UUID, or by none while it is made anew: until it has one,
-    /// whatever is in its place is theirs. Returns whether anything changed.
+    /// Sets the UUID by which all claims know a partition, or clears it while the partition is made anew.
+    /// Until the partition has a UUID, whatever is in its place belongs to these claims. Returns true if
+    /// anything changed.
     pub fn name_partition(&mut self, place: &Place, boot_id: &str, uuid: Option<&MigUuid>) -> bool {
         let mut changed = false;
         let here = self.claims.values_mut().filter(|record| record.is_here(boot_id));
@@ -85,14 +89,14 @@ impl Ledger {
         changed
     }
 
-    /// UUIDs by which claims know a partition.
+    /// Returns the UUIDs by which claims know a partition.
     pub fn names_of(&self, place: &Place, boot_id: &str) -> BTreeSet<MigUuid> {
         let here = self.claims.values().filter(|record| record.is_here(boot_id));
         let devices = here.flat_map(|record| &record.devices).filter(|device| device.is_at(place));
         devices.filter_map(|device| device.partition.as_ref()?.uuid.clone()).collect()
     }
 
-    /// A claim that has the partition of a device, and how it knows it.
+    /// Returns a claim that has the partition of a device, and the partition as that claim knows it.
     pub fn partition_here(&self, device: &Device, boot_id: &str) -> Option<(&ClaimRef, &Partition)> {
         let place = device.place()?;
         let here = self.claims.values().filter(|record| record.is_here(boot_id));
@@ -101,7 +105,7 @@ impl Ledger {
         Some((claim, other.partition.as_ref()?))
     }
 
-    /// Partitions of prepared claims that were being made anew when a process died.
+    /// Returns the partitions of prepared claims that were being made anew when a process died.
     pub fn unnamed_partitions(&self, boot_id: &str) -> BTreeSet<Place> {
         let here = self.claims.values().filter(|record| record.is_here(boot_id));
         let completed = here.filter(|record| record.state == State::Completed);
@@ -111,7 +115,7 @@ impl Ledger {
         unnamed.filter_map(Device::place).collect()
     }
 
-    /// Takes over into a record by which UUIDs its partitions are known now.
+    /// Copies the UUIDs by which the ledger knows a record's partitions now into the record.
     pub fn refresh(&self, record: &mut Record) {
         let Some(there) = self.claims.get(&record.claim.uid).filter(|there| there.boot_id == record.boot_id)
         else {

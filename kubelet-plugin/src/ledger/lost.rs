@@ -1,4 +1,5 @@
-//! What is known after the loss of a checkpoint, until everything is accounted for again. Pure.
+//! The state after the loss of a checkpoint, kept until everything is accounted for again. Pure: it does no
+//! I/O.
 
 use super::{Device, Ledger, Record};
 use crate::claim::ClaimRef;
@@ -6,83 +7,86 @@ use aliquot_model::DeviceName;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Why there is no checkpoint to go by.
+/// The reason why there is no checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Cause {
-    /// Nothing on this node says that there ever was one.
+    /// Nothing on this node shows that there ever was a checkpoint.
     Nothing,
-    /// There was one, as other files say, and it is gone. What an earlier release wrote says no more.
+    /// There was a checkpoint, as other files show, and it is gone. This is also the value for records of
+    /// earlier releases, which do not give the cause.
     #[default]
     Gone,
-    /// No copy of it can be read.
+    /// No copy of the checkpoint can be read.
     Unreadable,
-    /// A newer release wrote it in a shape that cannot be read, and it is set aside. It may say that anything is held.
+    /// A newer release wrote the checkpoint in a form that cannot be read, and it is set aside. It may say
+    /// that anything is held.
     Newer,
 }
 
-/// The checkpoint was lost, and not everything is accounted for. Written down with the ledger, so that no start
-/// forgets it. An older release keeps it and does not understand it.
+/// The record that the checkpoint was lost and that not everything is accounted for. It is saved with the
+/// ledger, so that no restart forgets it. An older release keeps the record without understanding it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Lost {
-    /// How it was lost, for people.
+    /// The loss in words, for people.
     pub reason: String,
-    /// How it was lost.
+    /// The cause of the loss.
     pub cause: Cause,
-    /// Claims that pods run with, says the API, of which neither record nor CDI spec is here; by UID.
+    /// Claims that, according to the API, pods are running with, and that have neither record nor CDI spec
+    /// here; by UID.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub running: BTreeMap<String, Running>,
-    /// While a checkpoint is set aside that may have records of them: claims that were given back, by UID.
+    /// Claims that were unprepared while a checkpoint is set aside that may have records of them; by UID.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub ended: BTreeMap<String, Ended>,
 }
 
-/// That a claim was given back.
+/// The end of a claim: it was unprepared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
-    /// When, in seconds since the epoch.
+    /// Unix time in seconds.
     pub at: i64,
-    /// Whether its release was recorded.
+    /// True if the release of the claim's hardware was recorded.
     pub recorded: bool,
 }
 
-/// How many claims that were given back are remembered. No claim that holds anything is prepared meanwhile but those that
-/// were before, so there are hardly more than a node has devices.
+/// The largest number of ended claims that are remembered. Meanwhile the only claims that hold anything and
+/// are prepared are those that were prepared before, so there are hardly more than a node has devices.
 const MOST_ENDED: usize = 4096;
 
 impl Lost {
-    /// Whether there was anything to lose, as far as is known.
+    /// Returns true if there was anything to lose, as far as is known.
     pub fn is_loss(&self) -> bool {
         self.cause != Cause::Nothing
     }
 
-    /// Whether any GPU may be held by claims of which nobody here can know.
+    /// Returns true if any GPU may be held by claims that nobody on this node can know.
     pub fn is_beyond(&self) -> bool {
         self.cause == Cause::Newer
     }
 }
 
-/// A claim of which only the API knows.
+/// A claim that only the API knows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Running {
     /// The claim.
     pub claim: ClaimRef,
-    /// Names of its devices.
+    /// The names of the claim's devices.
     pub devices: Vec<String>,
 }
 
 impl Running {
-    /// Its devices whose names this release knows.
+    /// Returns the claim's devices whose names this release knows.
     pub fn names(&self) -> impl Iterator<Item = DeviceName> {
         self.devices.iter().filter_map(|name| DeviceName::parse(name))
     }
 }
 
 impl Ledger {
-    /// Notes that a claim gave its hardware back, if the kubelet asked for it: for the controller, and for what is set
-    /// aside.
+    /// Notes that a claim released its hardware, if the kubelet asked for it. The note is for the controller,
+    /// and for the checkpoint that is set aside.
     pub fn count_end(&mut self, record: &Record) {
         self.releases.count(record);
         let Some(at) = record.ended else { return };
@@ -91,8 +95,8 @@ impl Ledger {
         }
     }
 
-    /// Notes that a claim was given back, if a checkpoint is set aside that may have a record of it. The first time
-    /// counts.
+    /// Notes that a claim was unprepared, if a checkpoint is set aside that may have a record of it. Only the
+    /// first call for a claim counts.
     pub fn note_ended(&mut self, uid: &str, ended: Ended) {
         let Some(lost) = self.lost.as_mut().filter(|lost| lost.is_beyond()) else { return };
         if lost.ended.len() < MOST_ENDED {
@@ -100,7 +104,7 @@ impl Ledger {
         }
     }
 
-    /// Takes in what was noted while this ledger could not be read. Doing it again changes nothing.
+    /// Merges what was noted while this ledger could not be read. Repeating the call changes nothing.
     pub fn take_in(&mut self, meanwhile: Self) {
         self.releases.take_in(meanwhile.releases);
         self.beside.take_in(meanwhile.beside);
@@ -136,8 +140,8 @@ impl Ledger {
 }
 
 impl Record {
-    /// Whether it is of the same hardware as one that was made anew from it: then it says more, what a newer release
-    /// wrote.
+    /// Returns true if `anew`, which was made anew from this record, describes the same hardware. This record
+    /// then says more: the parts that a newer release wrote.
     fn says_the_same(&self, anew: &Self) -> bool {
         let hardware = |record: &Self| -> Vec<_> {
             let of = |device: &Device| (device.key(), device.gpu.clone(), device.partition.clone());

@@ -1,9 +1,9 @@
-//! Records that a newer release wrote and this one does not understand. Pure.
+//! Keeps records that a newer release wrote and this release does not understand. Pure: it does no I/O.
 //!
-//! Such a record is kept as it is, to the byte, so that the newer release finds it. This one takes from it what
-//! any release must be able to take (its *envelope*): whose it is, and which GPUs its devices are on. What it
-//! holds stays taken. Whatever is not understood counts for the worst: a device for its whole GPU, a record
-//! without devices for every GPU.
+//! Such a record is kept byte for byte, so that the newer release finds it. This release takes from it only
+//! the *envelope*, which any release must be able to read: the claim that the record belongs to, and the GPUs
+//! that its devices are on. What the record holds stays taken. Whatever is not understood counts as the worst
+//! case: a device as its whole GPU, a record without devices as every GPU.
 
 use super::{Device, Held, Ledger, Record, Retention, State};
 use crate::claim::{ClaimRef, ResultKey};
@@ -14,23 +14,24 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// A record of a newer release.
+/// A record that a newer release wrote.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewerRecord {
-    /// Its claim; namespace and name are empty where it does not say.
+    /// The record's claim; namespace and name are empty if the record does not give them.
     pub claim: ClaimRef,
-    /// What it holds, as far as this release understands it; `None` if it does not say.
+    /// The devices that the record holds, as far as this release understands them; `None` if the record does
+    /// not say.
     devices: Option<Vec<Device>>,
-    /// What is not understood.
+    /// The part that is not understood.
     why: String,
-    /// Whether what this release does understand of it means what it thinks.
+    /// True if the parts that this release does understand mean what it takes them to mean.
     readable: bool,
     text: String,
 }
 
 impl NewerRecord {
-    /// Takes the envelope of a record. `readable` is false where the newer release gave another meaning to what this
-    /// one knows.
+    /// Reads the envelope of a record. `readable` is false if the newer release changed the meaning of fields
+    /// that this release knows.
     pub fn read(uid: &str, text: &str, why: String, readable: bool) -> Self {
         let value: Value = serde_json::from_str(text).unwrap_or_default();
         let word = |name: &str| value.pointer(name).and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -42,22 +43,23 @@ impl NewerRecord {
         Self { claim, devices, why, readable, text: text.to_owned() }
     }
 
-    /// As it is on disk.
+    /// Returns the record as it is on disk.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// What of it is not understood.
+    /// Returns the part that is not understood.
     pub fn why(&self) -> &str {
         &self.why
     }
 
-    /// What it holds; a device that is not understood holds its whole GPU. `None`: it may hold any GPU.
+    /// Returns the devices that the record holds; a device that is not understood holds its whole GPU. `None`
+    /// means that the record may hold any GPU.
     pub fn devices(&self) -> Option<&[Device]> {
         self.devices.as_deref()
     }
 
-    /// Whether the instance may be its.
+    /// Returns true if the instance may belong to the record.
     pub fn may_have(&self, live: &LiveMig) -> bool {
         self.devices.as_ref().is_none_or(|devices| {
             devices.iter().filter(|device| device.gpu == live.parent).any(|device| match &device.partition {
@@ -67,8 +69,8 @@ impl NewerRecord {
         })
     }
 
-    /// What identifies its results, if it was completed in this boot and all of them are understood: what the
-    /// kubelet was told can then be told again.
+    /// Returns the record's devices, if the claim was completed in this boot and all devices are understood.
+    /// The answer that the kubelet was given can then be given again.
     pub fn answerable(&self, boot_id: &str) -> Option<&[Device]> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -86,13 +88,13 @@ impl NewerRecord {
         self.devices().filter(|devices| stands && devices.iter().all(|device| !device.result_id.is_empty()))
     }
 
-    /// What identifies its results.
+    /// Returns the keys that identify the claim's results.
     pub fn keys(&self) -> Vec<ResultKey> {
         self.devices.iter().flatten().map(Device::key).collect()
     }
 
-    /// A record from which it can be undone: if every step and every device is understood, and only something
-    /// else is not.
+    /// Returns a record from which the claim can be undone, if every step and every device is understood and
+    /// only something else is not.
     pub fn undoable(&self) -> Option<Record> {
         let value: Value = serde_json::from_str(&self.text).ok().filter(|_| self.readable)?;
         let devices: Vec<Device> = part(&value, "devices")?;
@@ -120,7 +122,7 @@ fn part<T: DeserializeOwned>(value: &Value, name: &str) -> Option<T> {
     serde_json::from_value(value.get(name)?.clone()).ok()
 }
 
-/// A device as far as it is understood; `None` if not even its GPU is named.
+/// Reads a device as far as it is understood; `None` if not even its GPU is named.
 fn envelope(value: &Value, readable: bool) -> Option<Device> {
     if readable && let Ok(device) = serde_json::from_value(value.clone()) {
         return Some(device);
@@ -145,12 +147,12 @@ fn envelope(value: &Value, readable: bool) -> Option<Device> {
 }
 
 impl Ledger {
-    /// A claim whose record does not say which GPUs it has.
+    /// Returns a claim whose record does not say which GPUs it has.
     pub fn unfathomed(&self) -> Option<&NewerRecord> {
         self.newer.values().find(|record| record.devices.is_none())
     }
 
-    /// A claim that may have a share of a GPU of which nobody here knows how much was promised.
+    /// Returns a claim that may have a share of a GPU and whose share this release cannot read.
     pub fn unknown_share(&self, gpu: &GpuUuid) -> Option<&NewerRecord> {
         self.newer.values().find(|record| {
             record.devices().is_none_or(|devices| {

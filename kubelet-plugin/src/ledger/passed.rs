@@ -1,4 +1,5 @@
-//! A GPU that a claim gives to a virtual machine, as long as NVML does not list it. Pure.
+//! Records a GPU that a claim gives to a virtual machine, for as long as NVML does not list it. Pure: it does
+//! no I/O.
 
 use super::{Device, Ledger, State};
 use aliquot_model::GpuInfo;
@@ -6,32 +7,33 @@ use aliquot_model::config::Iommu;
 use aliquot_model::layout::Passthrough;
 use serde::{Deserialize, Serialize};
 
-/// What is remembered of the GPU, and how the container gets at it.
+/// The data that is kept of the GPU, and the container's way to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Passed {
-    /// PCI address, `0000:17:00.0`.
+    /// The PCI address, such as `0000:17:00.0`.
     pub address: String,
-    /// The GPU, as it was when NVIDIA's driver had it.
+    /// The facts of the GPU, as they were while NVIDIA's driver had it.
     pub info: GpuInfo,
-    /// The same as a PCI device.
+    /// The facts of the GPU as a PCI device.
     pub device: Passthrough,
-    /// Interface to the IOMMU.
+    /// The interface to the IOMMU.
     pub iommu: Iommu,
-    /// Whether the driver kept it initialised while nothing used it, and is to do so again.
+    /// True if the driver kept the GPU initialised while nothing used it, and is to do so again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub persistence: bool,
 }
 
 impl Device {
-    /// The GPU as a PCI device, if it is given to a virtual machine.
+    /// Returns the facts of the GPU as a PCI device, if it is given to a virtual machine.
     pub fn passthrough(&self) -> Option<&Passthrough> {
         self.passed.as_deref().map(|passed| &passed.device)
     }
 }
 
 impl Ledger {
-    /// GPUs that claims give to virtual machines, and whether one is on its way there or back.
+    /// Returns the GPUs that claims give to virtual machines, each with true if it may be on its way there or
+    /// back.
     pub fn passed(&self) -> impl Iterator<Item = (&Passed, bool)> {
         let known = self.claims.values().flat_map(|record| {
             let moving = matches!(record.state, State::Started | State::Unpreparing);

@@ -1,11 +1,12 @@
-//! Partitions that several claims have shares of. Pure.
+//! Handles partitions that several claims have shares of. Pure: it does no I/O.
 
 use super::{Device, Held, Ledger};
 use crate::claim::Consumed;
 use aliquot_model::MigUuid;
 
 impl Device {
-    /// UUID under which programs see the hardware: that of the partition, which is known once it exists, or of the GPU.
+    /// Returns the UUID under which programs see the hardware: that of the partition, which is known once it
+    /// exists, or that of the GPU.
     pub fn uuid(&self) -> Option<&str> {
         match &self.partition {
             Some(partition) => partition.uuid.as_ref().map(MigUuid::as_str),
@@ -13,7 +14,7 @@ impl Device {
         }
     }
 
-    /// What it has a part of, for messages.
+    /// Returns the hardware that the device is a part of, for messages.
     pub fn shared_hardware(&self) -> String {
         match &self.partition {
             Some(partition) => {
@@ -23,8 +24,8 @@ impl Device {
         }
     }
 
-    /// What no other claim may have of a shareable device: what it was allocated, and more if it was
-    /// granted more.
+    /// Returns the capacity of a shareable device that no other claim may have: the allocated capacity, or
+    /// the granted capacity where it is larger.
     pub fn reserved(&self) -> Option<Consumed> {
         let mut reserved = self.consumed?;
         if let Some(granted) = self.share.as_ref().and_then(|share| share.granted) {
@@ -34,21 +35,22 @@ impl Device {
         Some(reserved)
     }
 
-    /// Whether two devices are shares of the same GPU, or of the same partition.
+    /// Returns true if two devices are shares of the same GPU, or of the same partition.
     pub fn shares_with(&self, other: &Self) -> bool {
         self.share.is_some() && other.share.is_some() && self.gpu == other.gpu && self.held == other.held
     }
 }
 
 impl Ledger {
-    /// Shares that other claims have of the partition of a device.
+    /// Returns the shares that other claims have of the partition of a device.
     pub fn sharers<'a>(&'a self, uid: &'a str, device: &'a Device) -> impl Iterator<Item = &'a Device> + 'a {
         let is_shared = matches!(device.held, Some(Held::SharedPartition { .. }));
         let others = self.others(uid, &device.gpu).map(|(_, other)| other);
         others.filter(move |other| is_shared && other.held == device.held)
     }
 
-    /// Whether a claim has shares of a partition: they count only while their devices are published.
+    /// Returns true if a claim has shares of a partition. Such shares are only accounted for while their
+    /// devices are published.
     pub fn has_shared_partitions(&self) -> bool {
         let mut held = self.claims.values().flat_map(|record| &record.devices);
         held.any(|device| matches!(device.held, Some(Held::SharedPartition { .. })))

@@ -1,8 +1,8 @@
-//! Follows the node's `NodeLimits` and answers in its status.
+//! Follows the node's `NodeLimits` object and answers in its status.
 //!
-//! The object is the truth: what it says is applied again whenever it or the ledger changes, and at every
-//! start. Lowered memory is acknowledged when every limiter has had time to read it, and says who still
-//! uses more, so that nothing is given to others that is in use.
+//! The object is authoritative: its limits are applied again whenever it or the ledger changes, and at every
+//! start. Lowered memory is acknowledged when every limiter has had time to read the new limit. The answer
+//! names the shares that still use more, so that memory in use is not given to others.
 
 use crate::claim::ClaimRef;
 use crate::events::Events;
@@ -24,26 +24,27 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 const API_TIMEOUT: Duration = Duration::from_secs(10);
-/// Limiters read their quota twice a second, and a driver frees what a dead process had.
+/// The time after which lowered limits are in effect: limiters read their quota twice a second, and a driver
+/// frees the memory of dead processes.
 const SETTLE: Duration = Duration::from_secs(2);
-/// After an error, and while somebody uses more than it may.
+/// The interval after an error, and while a share uses more than its limit.
 const AGAIN: Duration = Duration::from_secs(2);
-/// Otherwise.
+/// The interval otherwise.
 const COMPARE: Duration = Duration::from_secs(60);
 
-/// The task.
+/// The task that follows the node's limits.
 pub struct Follower {
     /// The node.
     pub node: Arc<Node>,
-    /// The API.
+    /// The API client.
     pub client: Client,
-    /// Node name.
+    /// The name of the node.
     pub node_name: String,
-    /// Events.
+    /// The event recorder.
     pub events: Events,
-    /// Changes with the ledger.
+    /// The overview, which changes with the ledger.
     pub overview: watch::Receiver<Arc<Overview>>,
-    /// Told after every change of the ledger.
+    /// Notified after every change of the ledger.
     pub changed: Arc<Notify>,
 }
 
@@ -53,7 +54,7 @@ impl std::fmt::Debug for Follower {
     }
 }
 
-/// The object as it was seen last.
+/// The object as it was last seen.
 #[derive(Debug, Clone, Default)]
 struct Said {
     generation: i64,
@@ -61,35 +62,36 @@ struct Said {
     status: NodeLimitsStatus,
 }
 
-/// What the API has.
+/// The object's state in the API.
 #[derive(Debug, Clone, Default)]
 enum Seen {
-    /// Not known yet.
+    /// The state is not known yet.
     #[default]
     Nothing,
-    /// There is no object: shares have what they were allocated.
+    /// There is no object: shares have the limits that they were allocated.
     Absent,
-    /// This.
+    /// The object exists.
     Object(Said),
 }
 
-/// What is remembered between two looks.
+/// The state that is remembered between two looks.
 struct Memory {
-    /// When what was lowered is known to every limiter, and freed by the driver.
+    /// The time at which every limiter is known to have read lowered limits, and the driver to have freed
+    /// memory.
     settled: Instant,
-    /// Whether somebody used more than it may.
+    /// True if a share used more than its limit.
     beyond: bool,
-    /// Refusals of the last time, which were told.
+    /// The refusals of the last look, which were reported.
     told: HashSet<(String, String)>,
 }
 
-/// How to reach it.
+/// Returns the API resource of the object.
 fn resource() -> ApiResource {
     let (group, version) = API_VERSION.split_once('/').unwrap_or((API_VERSION, "v1alpha1"));
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, KIND), PLURAL)
 }
 
-/// An object of ours; one that does not read is none.
+/// Reads the object. An object that cannot be read counts as absent.
 fn read(object: &DynamicObject) -> Option<Said> {
     let spec = object.data.get("spec").cloned().unwrap_or_default();
     let spec =
@@ -110,7 +112,7 @@ impl Follower {
         let mut events = watcher(api.clone(), config).default_backoff().boxed();
         let mut seen = Seen::Nothing;
         let mut listed = None;
-        // A process before this one may have lowered something just before it died.
+        // An earlier process may have lowered a limit just before it died.
         let mut memory = Memory { settled: Instant::now() + SETTLE, beyond: false, told: HashSet::new() };
         loop {
             self.overview.mark_unchanged();
@@ -122,14 +124,14 @@ impl Follower {
                 event = events.next() => match event {
                     None => return,
                     Some(Ok(event)) => take(event, &mut seen, &mut listed),
-                    // Its pauses grow; most likely the kind is not defined here.
+                    // The watcher's pauses grow; most likely the kind is not defined in this cluster.
                     Some(Err(error)) => tracing::debug!(%error, "watching {KIND}"),
                 },
             }
         }
     }
 
-    /// One look and what follows from it. Returns when to look again at the latest.
+    /// Makes one look and acts on it. Returns the longest time until the next look.
     async fn step(&self, api: &Api<DynamicObject>, seen: &mut Seen, memory: &mut Memory) -> Duration {
         let wanted = match &*seen {
             Seen::Nothing => return COMPARE,

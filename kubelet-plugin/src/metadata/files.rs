@@ -1,5 +1,5 @@
-//! Device metadata on the node: files and the specs that mount them, written so that a kill leaves nothing that is not
-//! found again.
+//! Writes device metadata on the node: files and the specs that mount them. They are written so that after a
+//! kill everything is found again.
 
 use super::{RequestFile, root, spec_prefix, spec_prefix_of};
 use crate::claim::is_safe_uid;
@@ -11,11 +11,11 @@ use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Writes a request's file, which is then what containers that start get; those that run keep what they have. One that is
-/// as it should be is not touched. It is labelled before containers can find it.
+/// Writes a request's file. Containers that start then get it; running containers keep what they have. A file
+/// that is up to date is not replaced. The file is labelled before containers can find it.
 ///
 /// # Errors
-/// Of the file system, and of the label.
+/// Fails if the file system refuses, or if `label` fails.
 pub fn write<E: From<StoreError>>(
     data_dir: &Path,
     file: &RequestFile,
@@ -37,16 +37,16 @@ pub fn write<E: From<StoreError>>(
     label(&file.path)
 }
 
-/// All files there are.
+/// Returns the paths of all files.
 pub fn all(data_dir: &Path) -> Vec<PathBuf> {
     let within = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
     within(root(data_dir)).flat_map(within).flat_map(within).filter(|path| path.is_file()).collect()
 }
 
-/// Removes everything of a claim. Returns whether there was anything.
+/// Removes all files and specs of a claim. Returns true if there were any.
 ///
 /// # Errors
-/// Of the file system; it can be done again.
+/// Fails if the file system refuses; the call can be repeated.
 pub fn remove(cdi: &SpecDir, driver: &str, data_dir: &Path, uid: &str) -> Result<bool, StoreError> {
     let refused = |error: aliquot_cdi::DirError| StoreError::Io {
         action: "remove device metadata from",
@@ -54,10 +54,10 @@ pub fn remove(cdi: &SpecDir, driver: &str, data_dir: &Path, uid: &str) -> Result
         source: std::io::Error::other(error),
     };
     if !is_safe_uid(uid) {
-        // It was never part of a path of ours.
+        // Such a UID was never part of a path of this driver.
         return Ok(false);
     }
-    // Specs first: no container that starts is to look for a file that is gone.
+    // Specs come first: no container that starts may look for a file that is gone.
     let mut found = false;
     for name in cdi.list(&spec_prefix_of(driver, uid)).map_err(refused)? {
         found |= cdi.remove(&name).map_err(refused)?;
@@ -70,7 +70,7 @@ pub fn remove(cdi: &SpecDir, driver: &str, data_dir: &Path, uid: &str) -> Result
     }
 }
 
-/// UIDs of the claims that have a file or a spec.
+/// Returns the UIDs of the claims that have a file or a spec.
 pub fn list(cdi: &SpecDir, driver: &str, data_dir: &Path) -> BTreeSet<String> {
     let prefix = spec_prefix(driver);
     let specs = cdi.list(&prefix).unwrap_or_default();
@@ -80,7 +80,7 @@ pub fn list(cdi: &SpecDir, driver: &str, data_dir: &Path) -> BTreeSet<String> {
     specs.iter().filter_map(of_spec).chain(files.filter_map(of_file)).filter(|uid| is_safe_uid(uid)).collect()
 }
 
-/// Whether the spec of a request's file is there.
+/// Returns true if the spec of a request's file is there.
 pub fn has_spec(cdi: &SpecDir, driver: &str, uid: &str, request: &str) -> bool {
     cdi.file(&format!("{}{request}", spec_prefix_of(driver, uid))).exists()
 }

@@ -1,12 +1,13 @@
-//! Metrics that show all of themselves: for the reference.
+//! Builds metrics that show every family, for the reference documentation.
 
 use super::{
     Breached, Gate, Gpu, GpuCause, GpuFault, Kind, Metrics, Mode, Name, Operation, Outcome, ShareLabels,
 };
 
 impl Metrics {
-    /// Metrics with one series in each family: the text leaves out families without, and this is for those who want
-    /// to know which there are and what labels they have. New ones are not forgotten: a test counts them.
+    /// Creates metrics with one series in each family. The text leaves out families without series; this one
+    /// shows which families there are and what labels they have. A test counts them, so that new ones are not
+    /// forgotten.
     pub fn sample() -> Self {
         let metrics = Self::default();
         drop(metrics.claims.get_or_create(&Operation::default()));

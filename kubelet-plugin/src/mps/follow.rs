@@ -1,11 +1,12 @@
-//! Notices when a supervisor of MPS daemons comes or goes. A lock tells nobody that it was taken, so it is looked at.
+//! Notices when a supervisor of MPS daemons comes or goes. A lock notifies nobody when it is taken, so it is
+//! polled.
 
 use super::Mps;
 use crate::beat;
 use futures::{Stream, stream};
 use std::time::Duration;
 
-/// How often. A look is one system call or two, on a file that is in memory.
+/// The interval between looks. A look is one system call or two, on a file that is in memory.
 const LOOK: Duration = Duration::from_secs(1);
 
 impl Mps {

@@ -1,5 +1,5 @@
-//! Checks against what is held already. The ledger is the last line of defence, so everything that an
-//! allocator should have seen is looked at again.
+//! Checks a plan against what is already held. The ledger is the last line of defence, so everything that an
+//! allocator should have seen is checked again.
 
 use super::{Existing, Refusal, Snapshot};
 use crate::claim::{Allocated, Consumed, Request};
@@ -32,7 +32,7 @@ pub(super) fn refuse_conflicts(
     }
 }
 
-/// A record that does not say which GPUs it has may have any.
+/// Refuses a device if a record does not say which GPUs it has: it may have any.
 pub(super) fn refuse_beside_unfathomed(
     snapshot: &Snapshot<'_>,
     request: &Request,
@@ -68,7 +68,8 @@ pub(super) fn refuse_overlap_within(
     }
 }
 
-/// Shares of one GPU, or of one partition, together must fit, whatever the allocator thought.
+/// Refuses a share if the shares of one GPU, or of one partition, would not fit together, whatever the
+/// allocator decided.
 pub(super) fn refuse_oversubscription(
     snapshot: &Snapshot<'_>,
     request: &Request,
@@ -108,7 +109,7 @@ pub(super) fn refuse_oversubscription(
     Ok(())
 }
 
-/// The memory that shares of a device have together.
+/// Returns the bytes of memory that all shares of a device have together.
 pub(crate) fn shared_bytes(device: &Device, gpu: &GpuInfo) -> u64 {
     match &device.partition {
         Some(partition) => gpu.profile(partition.profile_id).map_or(0, |profile| profile.memory_bytes),
@@ -116,8 +117,8 @@ pub(crate) fn shared_bytes(device: &Device, gpu: &GpuInfo) -> u64 {
     }
 }
 
-/// A share gets the managed memory that it asks for, or its pod does not start: with less, a program that
-/// counts on it would fail later and for no visible reason.
+/// Refuses a share that asks for more managed memory than the node allows, so that its pod does not start.
+/// With less memory, a program that counts on it would fail later and for no visible reason.
 pub(super) fn refuse_managed_memory(snapshot: &Snapshot<'_>, share: &Share) -> Result<(), Refusal> {
     let (wanted, most) = (share.oversubscribe_bytes, snapshot.oversubscribe_at_most);
     if wanted > most {
@@ -127,8 +128,8 @@ pub(super) fn refuse_managed_memory(snapshot: &Snapshot<'_>, share: &Share) -> R
     Ok(())
 }
 
-/// The partition that is there for a device and stays when its claim ends, if there is one. Shares have the partition
-/// that the first of them found, or made.
+/// Returns the existing partition for a device that stays when its claim ends, if there is one. Later shares
+/// get the partition that the first share found, or made.
 pub(super) fn find_partition<'a>(
     snapshot: &Snapshot<'a>,
     request: &Request,
@@ -146,10 +147,11 @@ pub(super) fn find_partition<'a>(
         (Some((_, uuid)), _) if snapshot.made.contains(uuid.as_str()) => Ok(None),
         (Some((live, _)), None) => Ok(Some(live)),
         (Some((live, _)), Some((_, partition))) if partition.adopted => Ok(Some(live)),
-        // A process died while it made it anew; whether this is it is found when it is to be made.
+        // A process died while it made the partition anew. Whether this is that partition is found out when
+        // it is to be made.
         (_, Some((_, Partition { adopted: false, uuid: None, .. }))) | (None, None) => Ok(None),
         (Some((_, uuid)), Some((_, partition))) if partition.uuid.as_ref() == Some(uuid) => Ok(None),
-        // Theirs is gone, and this is somebody else's.
+        // The sharers' partition is gone, and this one is somebody else's.
         (Some((live, _)), Some(_)) => Err(Refusal::Foreign {
             device: allocated.device.clone(),
             gpu: device.gpu.clone(),
@@ -164,8 +166,8 @@ pub(super) fn find_partition<'a>(
     }
 }
 
-/// Refuses what overlaps a partition that no other claim has. Where partitions are given out as they are, the
-/// one that is exactly meant is returned for use.
+/// Refuses a device that overlaps a partition which no other claim has. If existing partitions are given out
+/// as they are, the partition that matches the device exactly is returned for use.
 fn refuse_foreign<'a>(
     snapshot: &Snapshot<'a>,
     request: &Request,
@@ -203,7 +205,7 @@ fn refuse_foreign<'a>(
     }
 }
 
-/// Refuses what no daemon can give, or what one daemon cannot give together.
+/// Refuses MPS settings that no daemon can provide, or that one daemon cannot provide together.
 pub(super) fn refuse_mps(
     snapshot: &Snapshot<'_>,
     allocated: &Allocated,

@@ -1,4 +1,4 @@
-//! Changes of the node, as the checkpoint has them, and what undoes them.
+//! Defines the changes of the node, as the checkpoint has them, and their inverses.
 
 use crate::ledger::Place;
 use aliquot_model::config::TimeSliceInterval;
@@ -6,103 +6,103 @@ use aliquot_model::{GpuUuid, Placement, ProfileName};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// One change of the node. Each has an [`inverse`](Step::inverse) that is right from whatever state a
+/// One change of the node. Each step has an [`inverse`](Step::inverse) that is right from whatever state a
 /// crash left: before, in the middle of or after the step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Step {
-    /// Switch MIG mode of a board that needs no reset for it.
+    /// Switch the MIG mode of a board that needs no reset for it.
     SwitchMig {
-        /// GPU.
+        /// The GPU.
         gpu: GpuUuid,
-        /// Wanted mode.
+        /// True to switch the mode on.
         on: bool,
     },
-    /// Create a GPU instance at exactly this place, and its compute instance. A share of a partition takes the one that
-    /// another claim's share made.
+    /// Create a GPU instance at exactly this placement, and its compute instance. A share of a partition
+    /// takes the instance that another claim's share made.
     CreatePartition {
-        /// GPU.
+        /// The GPU.
         gpu: GpuUuid,
-        /// Profile's lgip id.
+        /// The profile's ID, as `nvidia-smi mig -lgip` lists it.
         profile_id: u32,
-        /// Profile's name, for people.
+        /// The profile's name, for people.
         profile: ProfileName,
-        /// Place.
+        /// The placement.
         placement: Placement,
     },
     /// Set the time slice of a GPU.
     SetTimeSlice {
-        /// GPU.
+        /// The GPU.
         gpu: GpuUuid,
-        /// Interval.
+        /// The time slice.
         interval: TimeSliceInterval,
     },
     /// Make a share's directories with quota and region.
     MakeShare {
-        /// Result id; the quota is in the record's device.
+        /// The result ID; the quota is in the record's device.
         result_id: String,
     },
     /// Give a GPU the compute mode `EXCLUSIVE_PROCESS`, in which only the claim's MPS daemon gets a context.
     MakeExclusive {
-        /// GPU.
+        /// The GPU.
         gpu: GpuUuid,
     },
-    /// Have the claim's MPS daemon started.
+    /// Start the claim's MPS daemon.
     StartMps {
-        /// UID of the claim; the GPUs and the limits are in the record's devices.
+        /// The UID of the claim; the GPUs and the limits are in the record's devices.
         uid: String,
     },
-    /// Have vfio-pci take a GPU, for a virtual machine.
+    /// Bind a GPU to vfio-pci, for a virtual machine.
     BindVfio {
-        /// GPU.
+        /// The GPU.
         gpu: GpuUuid,
-        /// PCI address.
+        /// The PCI address.
         address: String,
     },
     /// Write the claim's CDI spec.
     WriteSpec,
 }
 
-/// The inverse of a step. Doing it twice, or without the step, does no harm.
+/// The inverse of a step. Running it twice, or without the step, does no harm.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Undo {
-    /// Switch MIG mode off again if nothing is left on the GPU.
+    /// Switch MIG mode off again if no partition is left on the GPU.
     SettleMig {
-        /// GPU.
+        /// The GPU.
         gpu: GpuUuid,
     },
-    /// Destroy whatever lies at this place, unless another claim has shares of it.
+    /// Destroy whatever is at this placement, unless another claim has shares of it.
     DestroyPartition {
-        /// GPU.
+        /// The GPU.
         gpu: GpuUuid,
-        /// Place.
+        /// The placement.
         placement: Placement,
     },
-    /// Give the GPU its default time slice again if nobody else set one.
+    /// Give the GPU its default time slice again if no other claim set one.
     ResetTimeSlice {
-        /// GPU.
+        /// The GPU.
         gpu: GpuUuid,
     },
     /// Remove a share's directories.
     RemoveShare {
-        /// Result id.
+        /// The result ID.
         result_id: String,
     },
     /// Give a GPU its default compute mode again if no other claim has it through MPS.
     ResetComputeMode {
-        /// GPU.
+        /// The GPU.
         gpu: GpuUuid,
     },
-    /// Have the claim's MPS daemon ended.
+    /// End the claim's MPS daemon.
     StopMps {
-        /// UID of the claim.
+        /// The UID of the claim.
         uid: String,
     },
     /// Give a GPU back to NVIDIA's driver.
     UnbindVfio {
-        /// GPU.
+        /// The GPU.
         gpu: GpuUuid,
-        /// PCI address.
+        /// The PCI address.
         address: String,
     },
     /// Remove the claim's CDI spec.
@@ -110,7 +110,7 @@ pub enum Undo {
 }
 
 impl Step {
-    /// Where it makes a partition, if it makes one.
+    /// Returns the place of the partition that the step makes, if it makes one.
     pub fn place(&self) -> Option<Place> {
         match self {
             Self::CreatePartition { gpu, profile_id, placement, .. } => {
@@ -120,7 +120,7 @@ impl Step {
         }
     }
 
-    /// What undoes it.
+    /// Returns the inverse of the step.
     pub fn inverse(&self) -> Undo {
         match self {
             Self::SwitchMig { gpu, .. } => Undo::SettleMig { gpu: gpu.clone() },

@@ -1,4 +1,5 @@
-//! The same answer again for a claim that is prepared: what is missing is made anew, what is there is not touched.
+//! Gives the same answer again for a claim that is prepared. Missing parts are made anew, and existing parts
+//! are not touched.
 
 use super::{Node, PrepareError, Prepared, partitions, put};
 use crate::edits;
@@ -11,9 +12,9 @@ use aliquot_nvml::GpuError;
 use std::collections::BTreeSet;
 
 impl Node {
-    /// The same answer again: whatever is missing (a CDI spec that was wiped, a partition that somebody
-    /// destroyed) is made anew, and nothing that is there is touched, for pods may be running on it. The claim
-    /// is reserved. `changed` says that the record is not what the ledger has.
+    /// Gives the same answer again. Missing parts (a CDI spec that was wiped, a partition that was destroyed)
+    /// are made anew. Existing parts are not touched, because pods may be running on them. The claim is
+    /// reserved. `changed` is true if the record differs from the ledger's.
     pub(super) fn prepare_again(
         &self,
         mut record: Record,
@@ -30,7 +31,7 @@ impl Node {
                 self.ledger()?.refresh(&mut record);
                 changed = true;
             }
-            // What is only written or switched again may well be as it should be.
+            // Steps that only write or switch again are no sign that something is missing.
             if !matches!(step, Step::WriteSpec | Step::SwitchMig { .. }) {
                 tracing::warn!(claim.uid = %record.claim.uid, %step, "prepared hardware is missing, making it again");
             }
@@ -40,7 +41,7 @@ impl Node {
             };
             match made.and_then(|()| self.machine.run(&mut record, &step)) {
                 Ok(()) => {}
-                // What pods may be running with stays as it was written while the GPU answered.
+                // The spec of running pods stays as it was written while the GPU answered.
                 Err(StepError::Gpu(error))
                     if error.is_stuck() && step == Step::WriteSpec && self.machine.has_spec(&record) =>
                 {
@@ -65,10 +66,10 @@ impl Node {
         Ok(prepared)
     }
 
-    /// Whether a step's effect is there.
+    /// Returns true if a step's effect is there.
     fn holds(&self, record: &Record, step: &Step) -> Result<bool, GpuError> {
         Ok(match step {
-            // A GPU that is with vfio-pci has no modes.
+            // A GPU that is with vfio-pci has no MIG mode.
             Step::SwitchMig { gpu, .. } => record.devices.iter().any(|device| {
                 let passed = device.passed.as_deref().filter(|_| device.gpu == *gpu);
                 passed.is_some_and(|passed| self.machine.is_on_vfio(&passed.address).unwrap_or(false))
@@ -85,11 +86,11 @@ impl Node {
                     .find(|partition| partition.placement == *placement)
                     .and_then(|partition| partition.uuid.as_ref());
                 let live = self.machine.gpus.live_migs(gpu)?;
-                // One without a UUID is half made, by a process that died.
+                // A partition without a UUID was left half made by a process that died.
                 uuid.is_some()
                     && live.iter().any(|mig| mig.placement == *placement && mig.uuid.as_ref() == uuid)
             }
-            // Of a GPU that does not answer, what was set is taken for what is there.
+            // If the GPU does not answer, the settings are assumed to be there.
             Step::MakeExclusive { gpu } => or_stuck(self.machine.is_exclusive(gpu))?,
             Step::StartMps { .. } => or_stuck(self.machine.has_mps(record))?,
             Step::BindVfio { address, .. } => self.machine.is_on_vfio(address).unwrap_or(false),
@@ -99,12 +100,12 @@ impl Node {
         })
     }
 
-    /// The kubelet's answer for a completed record.
+    /// Returns the answer to the kubelet for a completed record.
     pub fn answer(&self, record: &Record) -> Vec<Prepared> {
         self.answer_for(&record.claim.uid, &record.devices, |_| record.metadata.is_some())
     }
 
-    /// `has_metadata` says of a request whether its containers get device metadata.
+    /// Builds the answer. `has_metadata` returns true if containers of a request get device metadata.
     pub(super) fn answer_for(
         &self,
         uid: &str,
@@ -134,7 +135,7 @@ impl Node {
         answers
     }
 
-    /// Gives best-effort shares what nobody was promised.
+    /// Gives best-effort shares the compute that no share was promised.
     pub(super) fn rebalance(&self, ledger: &Ledger) -> Result<(), PrepareError> {
         share::rebalance(&self.machine.site.shares_dir, &self.machine.labels, ledger).map_err(|source| {
             PrepareError::Step { step: "divide what no share was promised".to_owned(), source: source.into() }

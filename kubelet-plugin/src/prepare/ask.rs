@@ -1,11 +1,12 @@
-//! What the kubelet asks: the same answer again, or a decision that is written ahead and executed.
+//! Answers the kubelet's prepare calls: with the same answer again, or with a decision that is written ahead
+//! and executed.
 
 use super::metadata::metadata_of;
 use super::passed::Offered;
 use super::{Node, PrepareError, Prepared, bind, partitions};
 use crate::claim::{Request, ResultKey};
 use crate::ledger::{Ledger, Lost, Record, Retention, State};
-use crate::made;
+use crate::own_partitions;
 use crate::partitioning::Partitioning;
 use crate::plan::{self, Existing, Plan, PlanError, Snapshot};
 use crate::releases::Charge;
@@ -18,7 +19,8 @@ impl Node {
     /// Prepares a claim, or gives the same answer again.
     ///
     /// # Errors
-    /// [`PrepareError`]; nothing is then held that was not held before, or the ledger knows of it.
+    /// Fails with [`PrepareError`]. Then nothing is held that was not held before, unless the ledger has a
+    /// record of it.
     pub fn prepare(
         &self,
         request: &Request,
@@ -63,7 +65,7 @@ impl Node {
             }
         }
         if let Some(label) = self.wish.label() {
-            // What an attempt has left half done holds the driver.
+            // Leftovers of a half-done attempt hold the driver.
             if let Some(mut record) = prior.filter(|record| record.state == State::Started) {
                 let _gpus = self.reserve_hardware(&mut record)?;
                 self.clear_away(&record, &boot_id)?;
@@ -78,7 +80,8 @@ impl Node {
             }
             None => facts,
         };
-        // Only what is confirmed binds the claim to GPUs, and only while it is not kept without a pod.
+        // Only a confirmed record binds the claim to GPUs, and only while the claim is not kept without a
+        // pod.
         let prior = prior.filter(|record| {
             !record.is_parked() && record.confirmed && same_results(&record.keys(), request)
         });
@@ -97,7 +100,7 @@ impl Node {
     ) -> Result<Vec<Prepared>, PrepareError> {
         let uid = &request.claim.uid;
         let specs = self.specs()?;
-        let made = made::all(&self.machine.data_dir, boot_id);
+        let made = own_partitions::all(&self.machine.data_dir, boot_id);
         let offered = self.offered(request, facts)?;
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
@@ -136,7 +139,8 @@ impl Node {
             charge,
             ended: None,
             retention: request.hold.map(|_| Retention::Keep),
-            // A claim that a pod runs with, as the API said after a loss, keeps its place whatever becomes of this.
+            // A claim that a pod runs with, as the API reported after a loss, keeps its place whatever
+            // becomes of this attempt.
             confirmed: prior.is_some()
                 || ledger.lost.as_ref().is_some_and(|lost| lost.running.contains_key(uid)),
             steps: plan.steps,
@@ -153,10 +157,11 @@ impl Node {
         self.execute(&ledger, record)
     }
 
-    /// The same answer as before for a claim that cannot be looked up now; `None` if there is none.
+    /// Gives the same answer as before for a claim that cannot be looked up now. Returns `None` if there is
+    /// none.
     ///
     /// # Errors
-    /// [`PrepareError`].
+    /// Fails with [`PrepareError`].
     pub fn prepare_known(&self, uid: &str) -> Result<Option<Vec<Prepared>>, PrepareError> {
         let _claim = self.reserve_claim(uid)?;
         self.given_back.forget(uid);
@@ -166,7 +171,7 @@ impl Node {
             return self.prepare_newer(&newer, &ledger, None, &boot_id).map(Some);
         }
         match ledger.claims.remove(uid) {
-            // For a parked claim the kubelet must ask anew, and the API must say that it is allocated.
+            // For a parked claim the kubelet must ask again once the API can confirm the allocation.
             Some(record) if record.is_prepared(&boot_id) => self.prepare_again(record, false).map(Some),
             _ => Ok(None),
         }
@@ -204,7 +209,7 @@ impl Node {
     }
 }
 
-/// Whether prepared and allocated results are the same ones.
+/// Returns true if the prepared and the allocated results are the same.
 pub(super) fn same_results(prepared: &[ResultKey], request: &Request) -> bool {
     let wanted: Vec<ResultKey> = request
         .devices

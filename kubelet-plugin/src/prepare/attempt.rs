@@ -1,4 +1,5 @@
-//! Executing what was written ahead, and undoing what a failed attempt, or an earlier allocation or boot, left.
+//! Executes a decision that was written ahead, and undoes what a failed attempt, or an earlier allocation or
+//! boot, left.
 
 use super::{Node, PrepareError, Prepared, partitions};
 use crate::execute::StepError;
@@ -9,7 +10,7 @@ use aliquot_model::GpuUuid;
 use std::collections::BTreeSet;
 
 impl Node {
-    /// Executes what was written ahead with `ledger`, and writes that it is done.
+    /// Executes the decision that was written ahead with `ledger`, and writes that it is done.
     pub(super) fn execute(&self, ledger: &Ledger, mut record: Record) -> Result<Vec<Prepared>, PrepareError> {
         if let Err((step, source)) = self.run_all(&mut record, ledger) {
             tracing::warn!(claim.uid = %record.claim.uid, step, error = %source, "a step failed, undoing");
@@ -29,7 +30,8 @@ impl Node {
         record.state = State::Completed;
         let error = match self.complete(record.clone()) {
             Ok(()) => return Ok(self.answer(&record)),
-            // What cannot be written down must not be held: the disk may have filled up meanwhile.
+            // A claim whose completion cannot be written down must not hold anything: the disk may have
+            // filled up meanwhile.
             Err(error @ (PrepareError::Store(StoreError::Full { .. }) | PrepareError::Step { .. })) => error,
             Err(error) => return Err(error),
         };
@@ -52,7 +54,7 @@ impl Node {
         Err(error)
     }
 
-    /// Runs all steps in order. The error says which failed.
+    /// Runs all steps in order. The error says which step failed.
     fn run_all(&self, record: &mut Record, ledger: &Ledger) -> Result<(), (String, StepError)> {
         self.machine
             .refuse_in_use(record, ledger)
@@ -66,9 +68,9 @@ impl Node {
         Ok(())
     }
 
-    /// Writes that a claim is prepared, and what the others may have beside it.
+    /// Writes that a claim is prepared, and what the other claims may have beside it.
     fn complete(&self, mut record: Record) -> Result<(), PrepareError> {
-        // They are its own from here on.
+        // The share files are the claim's own from here on.
         record
             .devices
             .iter_mut()
@@ -87,19 +89,20 @@ impl Node {
         self.rebalance(&ledger)
     }
 
-    /// Undoes what an earlier attempt, allocation or boot left of a claim. The claim and its GPUs are reserved.
+    /// Undoes what an earlier attempt, allocation or boot left of a claim. The claim and its GPUs are
+    /// reserved.
     pub(super) fn clear_away(&self, record: &Record, boot_id: &str) -> Result<(), PrepareError> {
         let mut record = record.clone();
         self.ledger()?.refresh(&mut record);
         if record.is_parked() {
-            // Of another boot or allocation: nothing of it is of use.
+            // The record is of another boot or allocation: nothing of it is of use.
             return self.release(&mut record, boot_id).map_err(PrepareError::Parked);
         }
         let ledger = {
             let mut locked = self.store.lock(self.lock_timeout)?;
             let mut ledger = locked.load()?.ledger;
             if record.state == State::Completed {
-                // From here on it is not what the kubelet was told any more.
+                // From here on the claim is not what the kubelet was told any more.
                 record.state = State::Lost;
                 put(&mut ledger, record.clone());
                 locked.save_releasing(&ledger)?;
@@ -116,8 +119,9 @@ impl Node {
         Ok(())
     }
 
-    /// Runs all inverses in reverse order. Each is tried; the first error is returned with what failed.
-    /// What an attempt found is not its to remove, and GPUs stay exclusive to an MPS daemon that may be serving still.
+    /// Runs all inverses in reverse order. Each is tried; the first error is returned with the inverse that
+    /// failed. Share files that an attempt found are not removed. GPUs stay exclusive to an MPS daemon that
+    /// may still be serving.
     pub(super) fn undo_all(
         &self,
         record: &Record,
@@ -150,7 +154,7 @@ impl Node {
     }
 }
 
-/// GPUs whose hardware a claim's steps and their inverses change.
+/// Returns the GPUs whose hardware a claim's steps and their inverses change.
 pub(super) fn hardware(record: &Record) -> BTreeSet<GpuUuid> {
     let gpus = record.steps.iter().filter_map(|step| match step {
         Step::SwitchMig { gpu, .. }
@@ -163,7 +167,7 @@ pub(super) fn hardware(record: &Record) -> BTreeSet<GpuUuid> {
     gpus.collect()
 }
 
-/// Writes a record, with the limits that the ledger has got meanwhile.
+/// Writes a record, with the limits that the ledger has received meanwhile.
 pub(super) fn put(ledger: &mut Ledger, mut record: Record) {
     let there = ledger.claims.get(&record.claim.uid);
     for device in &mut record.devices {
@@ -175,7 +179,8 @@ pub(super) fn put(ledger: &mut Ledger, mut record: Record) {
     ledger.claims.insert(record.claim.uid.clone(), record);
 }
 
-/// After undoing: a claim that the kubelet was told of keeps its place, others are forgotten.
+/// Updates the ledger after undoing: a claim that the kubelet was told of keeps its place, other claims are
+/// forgotten.
 pub(super) fn forget_attempt(ledger: &mut Ledger, mut record: Record) {
     let uid = record.claim.uid.clone();
     if record.confirmed && record.state == State::Started {

@@ -1,4 +1,4 @@
-//! Why prepare and unprepare fail.
+//! The errors of preparing and unpreparing claims.
 
 use crate::claim::ClaimRef;
 use crate::devices::DeviceError;
@@ -11,51 +11,51 @@ use aliquot_nvml::GpuError;
 use std::io;
 use std::path::PathBuf;
 
-/// Why a claim could not be prepared.
+/// The reason why a claim could not be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum PrepareError {
-    /// The decision.
+    /// The claim was refused when it was planned.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// Checkpoint or lock.
+    /// The checkpoint or its lock failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Another operation has the claim or a GPU.
+    /// Another operation has reserved the claim or a GPU.
     #[error(transparent)]
     Reserved(#[from] ReserveError),
     /// The GPUs could not be read.
     #[error("cannot read the node's GPUs: {0}")]
     Gpu(#[from] GpuError),
-    /// No container could use what the claim was given, as the driver is now.
+    /// No container could use the claim's devices with the driver as it is now.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// A step failed. Everything before it was undone.
+    /// A step failed. All steps before it were undone.
     #[error("cannot {step}: {source}")]
     Step {
-        /// What was tried.
+        /// The step that was tried.
         step: String,
-        /// Why it failed.
+        /// The reason why it failed.
         source: StepError,
     },
-    /// A step failed, and undoing failed too; it is tried again before anything else is done.
+    /// A step failed, and undoing failed too. Undoing is tried again before anything else is done.
     #[error("cannot {step}: {source}; undoing failed too: {undo}")]
     StepAndUndo {
-        /// What was tried.
+        /// The step that was tried.
         step: String,
-        /// Why it failed.
+        /// The reason why it failed.
         source: StepError,
-        /// Why undoing failed.
+        /// The reason why undoing failed.
         undo: Box<StepError>,
     },
-    /// What a dead process left half done cannot be undone yet.
+    /// The steps that a dead process left half done cannot be undone yet.
     #[error("cannot {undo}: {error}")]
     HalfDone {
-        /// What was tried.
+        /// The undo step that was tried.
         undo: String,
-        /// Why it failed.
+        /// The reason why it failed.
         error: StepError,
     },
-    /// Leftovers of an earlier attempt cannot be removed.
+    /// The leftovers of an earlier attempt cannot be removed.
     #[error("cannot clean up after an earlier attempt: {0}")]
     Leftovers(StepError),
     /// The claim's allocation changed while its old devices are still prepared.
@@ -65,19 +65,20 @@ pub enum PrepareError {
     Reallocated {
         /// The claim.
         claim: ClaimRef,
-        /// Devices that are prepared.
+        /// The devices that are prepared.
         prepared: String,
     },
-    /// The claim's record is lost, and containers may be running with something else than it has now.
+    /// The claim's record is lost, and containers may be running with something other than what the claim has
+    /// now.
     #[error(
         "the checkpoint has no record of claim {claim}, and {reason}: containers may be running with what {} gives them, so it stays as it is; delete the pods that use the claim and create them again (if none of them runs, removing the file is enough)", spec.display()
     )]
     Disagrees {
         /// The claim.
         claim: ClaimRef,
-        /// Its CDI spec.
+        /// The claim's CDI spec.
         spec: PathBuf,
-        /// In what it and the rest do not agree.
+        /// The point on which the spec and the rest do not agree.
         reason: Box<Disagreement>,
     },
     /// Only a newer release understands the claim's record.
@@ -89,7 +90,7 @@ pub enum PrepareError {
         claim: Box<ClaimRef>,
         /// The newer release.
         release: String,
-        /// What is not understood.
+        /// The part that is not understood.
         why: String,
     },
     /// The driver is to be unloaded.
@@ -110,7 +111,7 @@ pub enum PrepareError {
         /// The claim.
         claim: ClaimRef,
     },
-    /// The GPUs got other numbers again and again.
+    /// The GPUs' minor numbers changed again and again.
     #[error(
         "the minor numbers of the GPUs of claim {claim} changed while it was prepared; the kubelet tries again"
     )]
@@ -118,44 +119,44 @@ pub enum PrepareError {
         /// The claim.
         claim: ClaimRef,
     },
-    /// What the claim kept of an earlier allocation or boot cannot be removed.
+    /// The devices that the claim kept from an earlier allocation or boot cannot be removed.
     #[error("cannot clean up what the claim kept without a pod: {0}")]
     Parked(UnprepareError),
-    /// The boot cannot be told.
+    /// The ID of the boot cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     BootId {
-        /// File.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
 }
 
 impl PrepareError {
-    /// Whether another claim's hold on hardware is the reason.
+    /// Returns true if another claim's hold on hardware is the reason.
     pub fn is_conflict(&self) -> bool {
         matches!(self, Self::Plan(error) if error.is_conflict())
     }
 }
 
-/// Why a claim could not be unprepared.
+/// The reason why a claim could not be unprepared.
 #[derive(Debug, thiserror::Error)]
 pub enum UnprepareError {
-    /// Checkpoint or lock.
+    /// The checkpoint or its lock failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Another operation has the claim or a GPU.
+    /// Another operation has reserved the claim or a GPU.
     #[error(transparent)]
     Reserved(#[from] ReserveError),
-    /// The boot cannot be told.
+    /// The ID of the boot cannot be read.
     #[error(transparent)]
     Boot(Box<PrepareError>),
-    /// An inverse failed. The claim keeps what it holds; the kubelet tries again.
+    /// Undoing a step failed. The claim keeps what it holds; the kubelet tries again.
     #[error("cannot {undo}: {source}")]
     Undo {
-        /// What was tried.
+        /// The undo step that was tried.
         undo: String,
-        /// Why.
+        /// The reason.
         source: StepError,
     },
 }

@@ -1,4 +1,4 @@
-//! The facts of the GPUs that a claim is about, read while the GPUs are reserved and the node's lock is free.
+//! Reads the facts of a claim's GPUs, while the GPUs are reserved and the node's lock is free.
 
 use super::{Node, PrepareError, bind, hardware};
 use crate::claim::Request;
@@ -8,12 +8,12 @@ use aliquot_model::{DeviceKind, GpuUuid};
 use aliquot_nvml::Inventory;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How often GPUs may turn out to have other minor numbers than a moment ago.
+/// The number of attempts, because GPUs may turn out to have other minor numbers than a moment ago.
 const TRIES: usize = 3;
 
 impl Node {
-    /// Reserves the GPUs that a claim is to get, and those on which an earlier attempt of it worked; reads the
-    /// former. Which GPU a minor number means is known from the ledger, and checked by what is read.
+    /// Reserves the GPUs that a claim is to get, and those on which an earlier attempt of it worked; reads
+    /// the former. The ledger says which GPU a minor number means, and the facts that are read confirm it.
     pub(super) fn reserve_and_read(
         &self,
         request: &Request,
@@ -42,9 +42,9 @@ impl Node {
         Err(PrepareError::Renumbered { claim: request.claim.clone() })
     }
 
-    /// Reserves what a claim's steps and their inverses work on, and takes over what others changed of its record until
-    /// then. Where a GPU leaves its driver or comes back NVML is
-    /// closed, so that nobody else is to be in the middle of something.
+    /// Reserves the GPUs that a claim's steps and their inverses work on, and takes over changes that other
+    /// operations made to its record until then. If a GPU leaves its driver or comes back, all GPUs are
+    /// reserved: NVML is closed then, so no other operation may be under way.
     pub(super) fn reserve_hardware(&self, record: &mut Record) -> Result<Reserved, ReserveError> {
         let mut gpus = hardware(record);
         if record.devices.iter().any(|device| device.passed.is_some()) {
@@ -61,7 +61,7 @@ impl Node {
         bindings.values().map(|binding| binding.gpu.clone()).collect()
     }
 
-    /// The GPUs that a claim is to get.
+    /// Returns the facts of the GPUs that a claim is to get.
     pub(super) fn facts(&self, request: &Request) -> Result<Inventory, PrepareError> {
         let minors = minors(request);
         let mut facts = self.machine.gpus.inventory_of(&minors)?;

@@ -1,24 +1,24 @@
-//! Claims that were given back while the checkpoint counts as lost.
+//! Remembers claims that were unprepared while the checkpoint counts as lost.
 //!
-//! The API is asked then which claims pods run with. It shows a pod for a while after the kubelet had its claims
-//! unprepared, and what it answers is taken in a while after it was asked. A claim that was given back has no record any
-//! more, and is none whose record was lost.
+//! In this state the API is asked which claims pods run with. The API shows a pod for a while after the
+//! kubelet had its claims unprepared, and its answer is used a while after the question. A claim that was
+//! unprepared has no record any more, but must not be taken for one whose record was lost.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// For how long the API may show a pod whose claims were given back. The kubelet unprepares them before it says that the
-/// pod has ended.
+/// The time for which the API may show a pod whose claims were unprepared. The kubelet unprepares them before
+/// it reports that the pod has ended.
 pub const SHOWN: Duration = Duration::from_secs(120);
 
-/// When claims were given back, by UID. Copies of a node have one.
+/// The times at which claims were unprepared, by UID. Copies of a node share them.
 #[derive(Debug, Clone, Default)]
 pub struct GivenBack(Arc<Mutex<BTreeMap<String, Instant>>>);
 
 impl GivenBack {
-    /// Notes that a claim is given back now.
+    /// Notes that a claim is unprepared now.
     pub(super) fn note(&self, uid: &str) {
         self.0.lock().insert(uid.to_owned(), Instant::now());
     }
@@ -28,12 +28,12 @@ impl GivenBack {
         self.0.lock().remove(uid);
     }
 
-    /// Whether an answer of the API that was asked then may show a claim that was given back.
+    /// Returns true if the API's answer to a question at `asked` may show a claim that was unprepared.
     pub(super) fn may_be_shown(&self, uid: &str, asked: Instant) -> bool {
         self.0.lock().get(uid).is_some_and(|at| asked.saturating_duration_since(*at) < SHOWN)
     }
 
-    /// Forgets what answers no longer show.
+    /// Forgets claims that answers no longer show.
     pub(super) fn forget_old(&self, asked: Instant) {
         self.0.lock().retain(|_, at| asked.saturating_duration_since(*at) < SHOWN);
     }

@@ -1,7 +1,7 @@
-//! CDI specs of earlier releases whose hooks are not as they are to be: brought up to date at start.
+//! Updates the hooks in CDI specs of earlier releases at start.
 //!
-//! A spec is read again for each container that starts, and is otherwise written only when the kubelet asks again.
-//! Containers that run do not notice.
+//! A spec is read again for each container that starts, and is otherwise written only when the kubelet asks
+//! again. Running containers do not notice.
 
 use super::Node;
 use crate::edits;
@@ -11,9 +11,9 @@ use crate::reservation;
 use std::time::Duration;
 
 impl Node {
-    /// Gives hooks of ours the environment, path and timeout that they have today, and has them say what is mounted.
-    /// Returns the specs that were
-    /// changed. A claim that another instance is at work on is left to it, and a newer release's to that.
+    /// Gives this driver's hooks their current environment, path and timeout, and the description of the
+    /// mounts. Returns the specs that were changed. A claim that another instance works on is left to that
+    /// instance, and a newer release's claim to that release.
     pub(super) fn renew_hooks(&self, ledger: &Ledger) -> Vec<String> {
         let specs = self.specs().unwrap_or_default();
         let mut renewed = Vec::new();

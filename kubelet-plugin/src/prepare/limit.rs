@@ -1,4 +1,4 @@
-//! Limits that change while a share runs, brought to ledger and quota files.
+//! Brings limits that change while a share runs into the ledger and the quota files.
 
 use super::{Node, PrepareError};
 use crate::ledger::Ledger;
@@ -7,25 +7,26 @@ use crate::share;
 use aliquot_model::limits::{Beyond, Refused, ShareLimit};
 use std::path::Path;
 
-/// What is in force now.
+/// The limits that are in force now.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Limited {
-    /// Whether the ledger says something else now.
+    /// True if the ledger has changed.
     pub changed: bool,
-    /// Whether the memory of a share was lowered just now: the limiter has not read that yet.
+    /// True if the memory of a share was lowered just now: the limiter has not read the new limit yet.
     pub lowered: bool,
-    /// Shares that use more than they may.
+    /// The shares that use more than their limit.
     pub beyond: Vec<Beyond>,
-    /// What the ledger cannot hold.
+    /// The limits that the ledger cannot hold.
     pub refused: Vec<Refused>,
 }
 
 impl Node {
-    /// Brings limits into force: in the ledger first, so that a kill in between leaves files that the next
-    /// start corrects.
+    /// Brings limits into force. The ledger is written first, so that the next start corrects the files after
+    /// a kill in between.
     ///
     /// # Errors
-    /// If lock, checkpoint, GPUs or a quota file cannot be had; it can be done again.
+    /// Fails if the lock, the checkpoint, the GPUs or a quota file is not available; the call can be
+    /// repeated.
     pub fn limit(&self, wanted: &[ShareLimit]) -> Result<Limited, PrepareError> {
         let gpus = if wanted.is_empty() { Vec::new() } else { self.machine.gpus.inventory()?.gpus };
         let mut locked = self.store.lock(self.lock_timeout)?;
@@ -36,14 +37,14 @@ impl Node {
             locked.save(&ledger)?;
             self.machine.probe.at("after limits");
         }
-        // Always: an earlier attempt may have got no further than the ledger.
+        // This is always done: an earlier attempt may have got no further than the ledger.
         self.rebalance(&ledger)?;
         self.machine.probe.at("after quota files");
         Ok(Limited { changed, lowered, beyond: beyond(&self.machine.site.shares_dir, &ledger), refused })
     }
 }
 
-/// Shares that use more than their limit. A region that does not read tells nothing.
+/// Returns the shares that use more than their limit. A share whose region cannot be read is left out.
 fn beyond(shares: &Path, ledger: &Ledger) -> Vec<Beyond> {
     let devices = ledger.claims.iter().flat_map(|(uid, record)| record.devices.iter().map(move |d| (uid, d)));
     devices

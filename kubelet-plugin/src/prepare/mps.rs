@@ -1,5 +1,5 @@
-//! MPS daemons that are ended beside the kubelet's calls: of claims without a record, and of claims that are half given
-//! back.
+//! Ends MPS daemons outside the kubelet's calls: those of claims without a record, and of claims that are
+//! half unprepared.
 
 use super::{Node, PrepareError, UnprepareError};
 use crate::execute::StepError;
@@ -9,17 +9,17 @@ use crate::plan::Step;
 use crate::reservation::{self, ReserveError};
 use std::time::Duration;
 
-/// What became of claims with MPS daemons that were half given back.
+/// The result of ending the MPS daemons of half-done claims.
 #[derive(Debug, Default)]
 pub struct Ended {
-    /// Claims that were undone, and daemons of claims without a record.
+    /// The claims that were undone, and the daemons of claims without a record that were ended.
     pub ended: Vec<String>,
-    /// UIDs of claims that could not be undone yet, with the reason.
+    /// The UIDs of claims that could not be undone yet, with the reason.
     pub failed: Vec<(String, String)>,
 }
 
 impl Ended {
-    /// Logs it, what failed unless the same was told before. Returns true if anything was ended.
+    /// Logs the result; a failure is logged only if it was not in `told`. Returns true if anything was ended.
     pub fn tell(self, told: &mut Vec<(String, String)>) -> bool {
         for what in &self.ended {
             tracing::info!(what, "ended what was half given back");
@@ -33,11 +33,12 @@ impl Ended {
 }
 
 impl Node {
-    /// Undoes claims whose MPS daemon has ended since a start, or a call that was cut off, told it to. What has not ended
-    /// is left for the next time: nobody is waited for. Whoever is at work on a claim has it reserved.
+    /// Undoes half-done claims whose MPS daemon has ended since it was told to, by a start or by a call that
+    /// was cut off. Daemons that have not ended are left for the next time, without waiting. Claims that
+    /// another operation has reserved are skipped.
     ///
     /// # Errors
-    /// If lock or checkpoint cannot be had.
+    /// Fails if the lock or the checkpoint is not available.
     pub fn end_left_daemons(&self) -> Result<Ended, PrepareError> {
         let node = self.without_waiting();
         let boot_id = node.boot_id()?;
@@ -64,19 +65,19 @@ impl Node {
         Ok(done)
     }
 
-    /// The node for who waits for no supervisor of MPS daemons.
+    /// Returns a copy of the node for callers that do not wait for the supervisor of MPS daemons.
     pub(super) fn without_waiting(&self) -> Self {
         let mut node = self.clone();
         node.machine.mps = self.machine.mps.without_waiting();
         node
     }
 
-    /// Ends the daemons of claims of which neither record nor CDI spec is left, and of claims of an earlier boot, which
-    /// took with it everything that used them. The node is not locked meanwhile.
+    /// Ends the daemons of claims without record and CDI spec, and of claims of an earlier boot, which took
+    /// everything with it that used them. The node is not locked meanwhile.
     pub(super) fn end_stray_daemons(&self, boot_id: &str) -> Ended {
         let mut done = Ended::default();
         for uid in self.machine.mps.uids().unwrap_or_default() {
-            // Whoever is at work on the claim has it reserved.
+            // An operation on the claim has it reserved.
             let Ok(_claim) = reservation::claim(self.store.dir(), &uid, Duration::ZERO) else { continue };
             let end = || {
                 let ledger = self.ledger()?;
@@ -100,8 +101,8 @@ impl Node {
         }
     }
 
-    /// Ends the daemon of a claim without a record, and gives the GPUs that it was asked for their compute mode again.
-    /// Returns false if there was none. The claim is reserved.
+    /// Ends the daemon of a claim without a record, and resets the compute mode of the GPUs that the daemon
+    /// was asked for. Returns false if there was no daemon. The claim is reserved.
     pub(super) fn end_unrecorded_daemon(&self, uid: &str, ledger: &Ledger) -> Result<bool, UnprepareError> {
         let gpus = self.machine.mps.asked_gpus(uid);
         let _gpus = self.reserve_gpus(&gpus)?;
@@ -111,7 +112,7 @@ impl Node {
         };
         let running = || self.machine.computing(&gpus);
         let (mps, probe) = (&self.machine.mps, &self.machine.probe);
-        // In this order: without what was asked, nobody knows which GPUs they are.
+        // The order matters: without the ask, nothing says which GPUs they are.
         mps.stop(uid, &running, probe).map_err(|error: MpsError| failed(error.into()))?;
         let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
         for gpu in &gpus {
@@ -121,7 +122,7 @@ impl Node {
     }
 }
 
-/// Returns true if a dead process left a claim with an MPS daemon half prepared, or half given back.
+/// Returns true if a dead process left a claim with an MPS daemon half prepared, or half unprepared.
 fn is_half_done(record: &Record) -> bool {
     let unsettled = matches!(record.state, State::Started | State::Unpreparing) && !record.is_parked();
     unsettled && record.steps.iter().any(|step| matches!(step, Step::StartMps { .. }))

@@ -1,9 +1,9 @@
-//! Claims whose records only a newer release understands ([`NewerRecord`]).
+//! Handles claims whose records only a newer release understands ([`NewerRecord`]).
 //!
-//! Their pods run on, and what they hold stays taken. The kubelet gets what can be given: the same answer again
-//! where everything that it needs is understood; at the end, the claim's files are removed, so that its pod can
-//! end, and everything is undone where every step is understood. Where one is not, the record stays, and with it
-//! the hardware, until the newer release runs here again and undoes it. No pod hangs for it.
+//! Their pods run on, and their hardware stays taken. The kubelet gets the same answer again if everything
+//! that the answer needs is understood. At the end the claim's files are removed, so that its pod can end. If
+//! every step is understood, everything is undone. If a step is not understood, the record stays, and with it
+//! the hardware, until the newer release runs here again and undoes it. No pod hangs because of this.
 
 use super::{Node, PrepareError, Prepared, UnprepareError, hardware, same_results};
 use crate::claim::Request;
@@ -14,11 +14,11 @@ use crate::metadata::files;
 use jiff::Timestamp;
 
 impl Node {
-    /// What the kubelet was told of a claim, if that can be told again. `request` is `None` where the API could not
-    /// be asked.
+    /// Gives the answer that the kubelet was given for a claim, if it can be given again. `request` is `None`
+    /// if the API could not be asked.
     ///
     /// # Errors
-    /// [`PrepareError::Newer`].
+    /// Fails with [`PrepareError::Newer`].
     pub(super) fn prepare_newer(
         &self,
         record: &NewerRecord,
@@ -50,10 +50,10 @@ impl Node {
         }
     }
 
-    /// Gives back what is understood of a claim. The claim is reserved.
+    /// Releases as much of a claim as is understood. The claim is reserved.
     ///
     /// # Errors
-    /// [`UnprepareError`]; it can be given back again.
+    /// Fails with [`UnprepareError`]; the call can be repeated.
     pub(super) fn release_newer(&self, record: &NewerRecord, now: Timestamp) -> Result<(), UnprepareError> {
         let uid = &record.claim.uid;
         let Some(undoable) = record.undoable() else {

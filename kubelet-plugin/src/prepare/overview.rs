@@ -1,13 +1,13 @@
-//! Ledger and hardware together.
+//! Combines the ledger and the hardware into one overview.
 
 use super::{Node, Numbering, PrepareError, Unaccounted, bind};
-use crate::gone::{self, GonePartition};
+use crate::device_number_reuse::{self, Reach};
 use crate::health::LastRead;
 use crate::ledger::{Device, Ledger, Lost};
-use crate::made;
+use crate::lost_partitions::{self, GonePartition};
+use crate::own_partitions;
 use crate::partitioning::{Partitioning, Unclaimed};
 use crate::plan::Offers;
-use crate::reach::{self, Reach};
 use crate::vfio::note::Note;
 use aliquot_model::layout::Holding;
 use aliquot_model::{DeviceName, GpuInfo, GpuUuid, LiveMig};
@@ -15,65 +15,67 @@ use aliquot_nvml::{GpuError, Inventory};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// What the ledger says, for publishing, health and metrics.
+/// The state of ledger and hardware, for publishing, health and metrics.
 #[derive(Debug, Clone, Default)]
 pub struct Overview {
     /// The ledger.
     pub ledger: Ledger,
-    /// The GPUs.
+    /// The GPUs; `None` if they could not be read.
     pub inventory: Option<Inventory>,
-    /// GPUs that are there and cannot be read, as they were when they could.
+    /// The GPUs that are there and cannot be read, as they were when they could be read.
     pub absent: Vec<LastRead>,
-    /// GPU instances that no claim has.
+    /// The GPU instances that no claim has.
     pub foreign: Vec<LiveMig>,
-    /// Whether those of them that a claim could have are given out as they are.
+    /// True if foreign instances that a claim could have are given out as they are.
     pub adopts: bool,
-    /// UUIDs of partitions that this agent made; of those that no claim has, it is left over.
+    /// The UUIDs of partitions that this agent made. Such a partition that no claim has is left over.
     pub made: BTreeSet<String>,
-    /// Claims that the ledger does not know although their CDI specs are here.
+    /// The claims that the ledger does not know although their CDI specs are here.
     pub unaccounted: Vec<Unaccounted>,
-    /// How the driver numbers its devices, if that can be told.
+    /// The numbers of the driver's devices, if they can be found out.
     pub numbering: Option<Arc<Numbering>>,
-    /// What containers may open although it is not their claim's.
+    /// The devices that containers may open although their claim does not have them.
     pub reached: Vec<Reach>,
-    /// Partitions of prepared claims that are gone.
+    /// The partitions of prepared claims that are gone.
     pub gone: Vec<GonePartition>,
-    /// GPUs that are with virtual machines: in the inventory as they were, and not to be asked anything.
+    /// The GPUs that are with virtual machines. They are in the inventory as they were, and must not be
+    /// queried.
     pub passed: BTreeSet<GpuUuid>,
-    /// What its GPUs are to virtual machines, where that is switched on.
+    /// The passthrough offers of the GPUs, if passthrough is switched on.
     pub offers: Offers,
-    /// No GPU is on the node's bus and no claim has one: whatever is published is there no more.
+    /// True if no GPU is on the node's bus and no claim has one, so that nothing that is published is there
+    /// any more.
     pub withdrawn: bool,
 }
 
 impl Overview {
-    /// Whether an instance that no claim has is given out as it is: one with a compute instance that takes all of it,
-    /// made by somebody else.
+    /// Returns true if an instance that no claim has is given out as it is: an instance that this agent did
+    /// not make, with a compute instance that takes all of it.
     pub fn is_adopted(&self, mig: &LiveMig) -> bool {
         self.adopts && mig.uuid.is_some() && !self.is_left_over(mig) && self.foreign.contains(mig)
     }
 
-    /// Partitions of a GPU that are given out as they are, those that claims have included: when such a claim ends,
-    /// nothing else that overlaps its partition is free.
+    /// Returns the partitions of a GPU that are given out as they are, including those that claims have. When
+    /// such a claim ends, nothing else that overlaps its partition is free.
     pub fn standing(&self, gpu: &GpuUuid) -> Vec<LiveMig> {
         let live = self.inventory.iter().flat_map(|inventory| inventory.live_on(gpu));
         live.filter(|mig| self.is_adopted(mig) || self.ledger.has_adopted(mig)).cloned().collect()
     }
 
-    /// Whether this agent made an instance.
+    /// Returns true if this agent made the instance.
     pub fn is_left_over(&self, mig: &LiveMig) -> bool {
         mig.uuid.as_ref().is_some_and(|uuid| self.made.contains(uuid.as_str()))
     }
 
-    /// The device that an instance is published as.
+    /// Returns the name of the device that an instance is published as.
     pub fn name_of(&self, mig: &LiveMig) -> Option<DeviceName> {
         let gpu = self.inventory.as_ref()?.gpu(&mig.parent)?;
         let profile = gpu.profile(mig.profile_id)?;
         Some(DeviceName::mig(gpu.minor, &profile.name, profile.id, mig.placement))
     }
 
-    /// The GPUs that are there, with the instances on them, in NVML's order: those that can be read, and those that
-    /// cannot as they were, as far as nothing else has their minor number now.
+    /// Returns the GPUs that are there, with the instances on them, in NVML's order. GPUs that cannot be read
+    /// are listed as they were, unless another GPU has their minor number now.
     pub fn there(&self) -> Vec<(GpuInfo, Vec<LiveMig>)> {
         let mut there: Vec<(GpuInfo, Vec<LiveMig>)> = Vec::new();
         if let Some(inventory) = &self.inventory {
@@ -98,9 +100,9 @@ impl Overview {
             || binding.is_some_and(|binding| binding.gpu != device.gpu)
     }
 
-    /// Hardware that must not be given out although no claim in the API has it: of vanished claims, of claims that have
-    /// it under a former name, what containers may open by a former number, and of instances that nobody knows and that
-    /// are not given out as they are.
+    /// Returns the hardware that must not be given out although no claim in the API has it. It belongs to
+    /// vanished claims, to claims that have it under a former name, to containers that may open it by a
+    /// former number, or to unknown instances that are not given out as they are.
     pub fn held(&self, vanished: &BTreeSet<String>) -> BTreeMap<GpuUuid, Vec<Holding>> {
         let mut held: BTreeMap<GpuUuid, Vec<Holding>> = BTreeMap::new();
         let of_claims = self
@@ -139,24 +141,25 @@ impl Overview {
 }
 
 impl Node {
-    /// Whether instances that no claim has are given out as they are. While records are lost, nobody knows whose
-    /// they are.
+    /// Returns true if instances that no claim has are given out as they are. While records are lost, it is
+    /// not known which claims the instances belong to.
     pub(super) fn adopts(&self, ledger: &Ledger) -> bool {
         let on_demand = self.partitioning.get() == Partitioning::OnDemand;
         on_demand && self.unclaimed == Unclaimed::Adopt && ledger.lost.is_none()
     }
 
-    /// Reads hardware and ledger, and notes which GPU each minor number means.
+    /// Reads hardware and ledger, and notes the GPU that each minor number means.
     ///
-    /// The hardware is read without the node's lock, so a claim may come or go meanwhile: an instance is
-    /// nobody's only if no claim had it before the look nor has it after.
+    /// The hardware is read without the node's lock, so a claim may come or go meanwhile. An instance is
+    /// foreign only if no claim had it before the look and none has it after.
     ///
     /// # Errors
-    /// If lock or checkpoint cannot be had. GPUs that cannot be read leave the inventory empty.
+    /// Fails if the lock or the checkpoint is not available. If the GPUs cannot be read, the inventory is
+    /// empty.
     pub fn overview(&self) -> Result<(Overview, Option<GpuError>), PrepareError> {
         let before = self.ledger()?;
         let boot_id = self.boot_id()?;
-        let made = made::all(&self.machine.data_dir, &boot_id);
+        let made = own_partitions::all(&self.machine.data_dir, &boot_id);
         let (mut inventory, error) = match self.machine.gpus.inventory() {
             Ok(inventory) => (Some(inventory), None),
             Err(error) => (None, Some(error)),
@@ -164,7 +167,7 @@ impl Node {
         let specs = self.specs()?;
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
-        // Those whose claims are unaccounted for: without a spec nothing says that a claim has one.
+        // Notes count only with a spec: without one, nothing shows that a claim has the GPU.
         let noted = self.noted(&ledger)?.into_iter().filter(|note| specs.contains(&note.claim));
         let noted: Vec<Note> = noted.collect();
         let add = |inventory: &mut Inventory| self.add_passed(inventory, &ledger, &noted);
@@ -193,16 +196,17 @@ impl Node {
             }
         });
         let reached = inventory.as_ref().zip(numbering.as_ref()).map(|(inventory, numbering)| {
-            // The number of a GPU that left the driver opens nothing of it.
+            // The device number of a GPU that left the driver opens nothing.
             let with_driver = inventory.gpus.iter().filter(|gpu| !passed.contains(&gpu.uuid));
             let gpus: Vec<GpuInfo> = with_driver.cloned().collect();
             let meanings = numbering.meanings(&gpus, &inventory.live);
-            let mut reached = reach::reached(&ledger, &boot_id, &meanings);
+            let mut reached = device_number_reuse::reached(&ledger, &boot_id, &meanings);
             reached.extend(unaccounted.iter().flat_map(|lost| lost.reaches(&meanings)));
             reached
         });
-        let gone =
-            inventory.as_ref().map(|inventory| gone::partitions(&before, &ledger, &boot_id, inventory));
+        let gone = inventory
+            .as_ref()
+            .map(|inventory| lost_partitions::partitions(&before, &ledger, &boot_id, inventory));
         let gpus = inventory.iter().flat_map(|inventory| &inventory.gpus);
         let offers = self.offers_of(gpus.filter(|_| self.machine.vfio.on));
         let overview = Overview {

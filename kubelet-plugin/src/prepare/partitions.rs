@@ -1,13 +1,15 @@
-//! By which UUIDs claims know their partitions. A partition that is gone (the driver was loaded anew, somebody destroyed
-//! it) is made anew for the first of its claims that is asked for, and then has another UUID, for all of them.
+//! Keeps the UUIDs by which claims know their partitions. A partition that is gone (the driver was loaded
+//! anew, or somebody destroyed it) is made anew for the first of its claims that is asked for. It then has
+//! another UUID, for all of its claims.
 //!
-//! Before it is made, the ledger says that nobody knows its UUID: whatever is in its place is then of its claims, and
-//! goes with the last of them, wherever a kill strikes. The UUID is written for all of them at once; quota files follow
-//! from the ledger at once or at the next start, and CDI specs with the next look at the node ([`super::renumber`]).
+//! Before it is made, the ledger says that its UUID is unknown. Whatever is in its place then belongs to its
+//! claims, and goes with the last of them, wherever a kill strikes. The UUID is written for all of them at
+//! once. Quota files follow from the ledger at once or at the next start, and CDI specs with the next look at
+//! the node ([`super::renumber`]).
 
 use super::{Node, PrepareError};
 use crate::ledger::{Ledger, Place, Record};
-use crate::made;
+use crate::own_partitions;
 use crate::plan::Step;
 use crate::reservation;
 use aliquot_model::{LiveMig, MigUuid};
@@ -15,11 +17,11 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 impl Node {
-    /// Writes down that a partition is about to be made anew, unless somebody else has made one in its place. The GPU is
-    /// reserved.
+    /// Records that a partition is about to be made anew, unless somebody else has made one in its place. The
+    /// GPU is reserved.
     pub(super) fn unname(&self, place: &Place, boot_id: &str) -> Result<(), PrepareError> {
         let live = self.machine.gpus.live_migs(&place.gpu)?;
-        let made = made::all(&self.machine.data_dir, boot_id);
+        let made = own_partitions::all(&self.machine.data_dir, boot_id);
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
         let former = ledger.names_of(place, boot_id);
@@ -32,19 +34,20 @@ impl Node {
         Ok(())
     }
 
-    /// Of a partition that is gone no mark is kept: one that somebody else makes may get its UUID.
+    /// Removes the marks of a partition that is gone, because a partition that somebody else makes may get
+    /// its UUID.
     pub(super) fn forget_marks(&self, former: &BTreeSet<MigUuid>, boot_id: &str) {
         for uuid in former {
-            made::forget(&self.machine.data_dir, boot_id, uuid);
+            own_partitions::forget(&self.machine.data_dir, boot_id, uuid);
         }
     }
 
-    /// Has prepared claims know the partitions by their UUIDs that a process made and died before it could write them
-    /// down, and destroys what it left half made. What somebody is at work on stays as it is, and so does what is on a GPU
-    /// that does not answer: it holds up nobody else.
+    /// Finds partitions that a process made before it died and could not write down, records their UUIDs for
+    /// the prepared claims, and destroys partitions that were left half made. A GPU that another operation
+    /// has reserved is left alone. A GPU that does not answer is left alone, too, and holds up no other.
     ///
     /// # Errors
-    /// If lock or checkpoint cannot be had.
+    /// Fails if the lock or the checkpoint is not available.
     pub(super) fn name_partitions(&self, boot_id: &str) -> Result<(), PrepareError> {
         for place in self.ledger()?.unnamed_partitions(boot_id) {
             if let Err(error) = self.name_partition_at(&place, boot_id) {
@@ -58,8 +61,8 @@ impl Node {
         let gpus = BTreeSet::from([place.gpu.clone()]);
         let Ok(_gpus) = reservation::gpus(self.store.dir(), &gpus, Duration::ZERO) else { return Ok(()) };
         let Some(live) = self.machine.made_partition(place, boot_id)? else {
-            // Whoever was about to make it died before that.
-            made::end(&self.machine.data_dir, boot_id, &place.gpu, place.placement);
+            // The process that was about to make it died before that.
+            own_partitions::end(&self.machine.data_dir, boot_id, &place.gpu, place.placement);
             return Ok(());
         };
         let Some(uuid) = &live.uuid else { return Ok(()) };
@@ -76,7 +79,7 @@ impl Node {
     }
 }
 
-/// Forgets the names of partitions that are not there any more and are made by a record's steps. Returns them.
+/// Clears the UUIDs of partitions that are gone and that a record's steps make. Returns the UUIDs.
 pub(super) fn unname_gone(
     ledger: &mut Ledger,
     record: &Record,
@@ -97,8 +100,8 @@ pub(super) fn unname_gone(
     former
 }
 
-/// Has all claims know the partitions of a record that were made for it by the UUIDs that it has. Returns whether anything
-/// changed.
+/// Records the UUIDs of the partitions that were made for a record, for all claims that have them. Returns
+/// true if anything changed.
 pub(super) fn name_as(ledger: &mut Ledger, record: &Record) -> bool {
     let mut changed = false;
     for device in &record.devices {
@@ -111,11 +114,11 @@ pub(super) fn name_as(ledger: &mut Ledger, record: &Record) -> bool {
     changed
 }
 
-/// Whether a partition in this place is neither known to its claims nor made by this agent.
+/// Returns true if a partition in this place is neither known to its claims nor made by this agent.
 fn is_taken(place: &Place, names: &BTreeSet<MigUuid>, live: &[LiveMig], made: &BTreeSet<String>) -> bool {
     let there = live.iter().filter(|mig| (&mig.parent, mig.placement) == (&place.gpu, place.placement));
-    // Where nobody knows its name, a process died while it made it anew. Before that one is half made, too, its name was
-    // forgotten.
+    // If no claim knows a UUID, a process died while it made the partition anew: the UUID was cleared before
+    // the partition could be half made.
     let is_known = |uuid: &MigUuid| names.contains(uuid) || made.contains(uuid.as_str());
     !names.is_empty() && there.into_iter().any(|mig| !mig.uuid.as_ref().is_some_and(is_known))
 }

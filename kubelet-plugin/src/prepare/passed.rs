@@ -1,4 +1,5 @@
-//! GPUs that claims give to virtual machines: NVML does not list them meanwhile, and they are there all the same.
+//! Handles GPUs that claims give to virtual machines. NVML does not list them meanwhile, but they still
+//! exist.
 
 use super::{Node, PrepareError, UnprepareError};
 use crate::claim::Request;
@@ -12,25 +13,26 @@ use aliquot_nvml::{Cause, GpuError, Inventory, Operation, Unreadable};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// What GPUs are to a claim that wants them for virtual machines.
+/// The passthrough facts of the GPUs of a claim that wants them for virtual machines.
 #[derive(Debug, Default)]
 pub(super) struct Offered {
-    /// What they are as PCI devices, or why no virtual machine could have them.
+    /// The GPUs' facts as PCI devices, or the reason why no virtual machine can have them.
     pub(super) offers: Offers,
-    /// Those that the driver keeps initialised while nothing uses them.
+    /// The GPUs that the driver keeps initialised while nothing uses them.
     pub(super) persistent: BTreeSet<GpuUuid>,
 }
 
 impl Node {
-    /// Adds the GPUs that are with virtual machines, as they were before: those of claims with records, and of these
-    /// notes. Returns which.
+    /// Adds the GPUs that are with virtual machines to an inventory, as they were before: those of claims
+    /// with records, and those of these notes. Returns the GPUs that were added.
     pub(super) fn add_passed(
         &self,
         inventory: &mut Inventory,
         ledger: &Ledger,
         noted: &[Note],
     ) -> BTreeSet<GpuUuid> {
-        // One that is on its way back may be with its driver already, and not in a library that was opened before.
+        // A GPU that is on its way back may be with its driver already, but not listed by a library that was
+        // opened before.
         let vfio = &self.machine.vfio;
         let away = |(passed, moving): &(&Passed, bool)| match moving {
             true => vfio.is_there(&passed.address),
@@ -40,20 +42,20 @@ impl Node {
         add(inventory, ledger.passed().chain(noted).filter(away).map(|(passed, _)| passed))
     }
 
-    /// GPUs that this agent has given to vfio-pci in this boot, for claims of which there is no record.
+    /// Returns the notes of GPUs that this agent gave to vfio-pci in this boot for claims without a record.
     ///
     /// # Errors
-    /// If the boot cannot be told.
+    /// Fails if the ID of the boot cannot be read.
     pub(super) fn noted(&self, ledger: &Ledger) -> Result<Vec<Note>, PrepareError> {
         let notes = note::all(&self.machine.data_dir, &self.boot_id()?);
         Ok(notes.into_iter().filter(|note| !ledger.has(&note.claim)).collect())
     }
 
-    /// What the GPUs of a claim are to virtual machines. Nothing is looked at for a claim without any. Read without the
-    /// node's lock.
+    /// Returns the passthrough facts of the GPUs of a claim. For a claim without such GPUs nothing is read.
+    /// The node's lock is not held.
     ///
     /// # Errors
-    /// If one cannot be read.
+    /// Fails if a GPU cannot be read.
     pub(super) fn offered(&self, request: &Request, facts: &Inventory) -> Result<Offered, PrepareError> {
         let wanted = request.devices.iter().filter(|device| device.device.kind() == DeviceKind::Vfio);
         let minors: BTreeSet<u32> = wanted.map(|device| device.device.minor()).collect();
@@ -67,7 +69,7 @@ impl Node {
             let own = |note: &&Note| note.claim == request.claim.uid && note.passed.info.uuid == gpu.uuid;
             let note = noted.iter().find(own).filter(|_| away);
             let offer = match note {
-                // It is there already, whatever is switched on by now.
+                // The GPU is with vfio-pci already, whatever is switched on by now.
                 Some(note) => Ok(note.passed.device.clone()),
                 None => self.machine.vfio.offer(gpu).map_err(|error| error.to_string()),
             };
@@ -83,7 +85,7 @@ impl Node {
         Ok(offered)
     }
 
-    /// What these GPUs are to virtual machines.
+    /// Returns the passthrough facts of these GPUs.
     pub(super) fn offers_of<'a>(&self, gpus: impl Iterator<Item = &'a GpuInfo>) -> Offers {
         gpus.map(|gpu| {
             let offer = self.machine.vfio.offer(gpu).map_err(|error| error.to_string());
@@ -92,10 +94,11 @@ impl Node {
         .collect()
     }
 
-    /// Devices of a claim for administration whose GPUs are with virtual machines: its containers do not have them.
+    /// Returns the devices of a claim for administration whose GPUs are with virtual machines: the claim's
+    /// containers do not have them.
     ///
     /// # Errors
-    /// If lock or checkpoint cannot be had.
+    /// Fails if the lock or the checkpoint is not available.
     pub fn left_out(&self, uid: &str) -> Result<Vec<String>, StoreError> {
         let ledger = self.ledger()?;
         let devices = ledger.claims.get(uid).into_iter().flat_map(|record| &record.devices);
@@ -108,11 +111,11 @@ impl Node {
         Ok(left_out.map(|device| device.device.clone()).collect())
     }
 
-    /// Gives GPUs back of which only their notes say that they were given to virtual machines: no record and no CDI spec
-    /// has them. One that a virtual machine uses stays where it is. Returns how many are still away.
+    /// Gives back GPUs that only notes show to be with virtual machines: no record and no CDI spec has them.
+    /// A GPU that a virtual machine uses stays where it is. Returns the number of GPUs that are still away.
     ///
     /// # Errors
-    /// If lock or checkpoint cannot be had.
+    /// Fails if the lock or the checkpoint is not available.
     pub(super) fn take_back_strays(&self) -> Result<usize, PrepareError> {
         let mut away = 0;
         for note in self.noted(&self.ledger()?)? {
@@ -120,7 +123,7 @@ impl Node {
             if self.has_spec(uid) {
                 continue;
             }
-            // Whoever is at work on the claim has it reserved.
+            // An operation on the claim has it reserved.
             let Ok(_claim) = reservation::claim(self.store.dir(), uid, Duration::ZERO) else {
                 away += 1;
                 continue;
@@ -141,10 +144,10 @@ impl Node {
         Ok(away)
     }
 
-    /// Gives a GPU back whose claim has no record. The claim is reserved.
+    /// Gives back a GPU whose claim has no record. The claim is reserved.
     ///
     /// # Errors
-    /// [`UnprepareError`]; it can be tried again.
+    /// Fails with [`UnprepareError`]; the call can be repeated.
     pub(super) fn take_back(
         &self,
         gpu: &GpuUuid,
@@ -170,7 +173,8 @@ fn add<'a>(inventory: &mut Inventory, away: impl Iterator<Item = &'a Passed>) ->
             continue;
         }
         inventory.unreadable.retain(|gpu| gpu.uuid.as_ref() != Some(&info.uuid));
-        // The driver gives a number that is free again to the next GPU that comes back. A name is one GPU's.
+        // The driver gives a number that is free again to the next GPU that comes back. But a name belongs to
+        // one GPU.
         while let Some(at) = inventory.gpus.iter().position(|gpu| gpu.minor == info.minor) {
             let other = inventory.gpus.remove(at);
             inventory.live.retain(|mig| mig.parent != other.uuid);

@@ -1,17 +1,17 @@
-//! Who runs on what, as far as the driver tells.
+//! Finds the processes that run on hardware, as far as the driver reports them.
 
 use super::{Node, PrepareError, Unaccounted};
-use crate::audit::whose;
+use crate::audit::process_owner;
 use crate::ledger::Record;
-use crate::made;
+use crate::own_partitions;
 use crate::partitioning::Partitioning;
 use aliquot_model::{DeviceKind, DeviceName, LiveMig};
 use aliquot_nvml::GpuProcess;
 use std::collections::BTreeSet;
 
 impl Node {
-    /// Whether a process runs on the hardware of a claim, as far as that can be told: on a shared GPU a
-    /// neighbour's process looks the same. In doubt one does.
+    /// Returns true if a process runs on the hardware of a claim. On a shared GPU a neighbour's process looks
+    /// the same. If it cannot be found out, returns true.
     pub fn has_processes(&self, record: &Record) -> bool {
         record.devices.iter().filter(|device| device.held.is_some()).any(|device| {
             if let Some(passed) = device.passed.as_deref().filter(|p| self.machine.vfio.is_away(&p.address)) {
@@ -30,18 +30,18 @@ impl Node {
         })
     }
 
-    /// Whether no process runs in an instance. In doubt one does.
+    /// Returns true if no process runs in an instance. If it cannot be found out, returns false.
     pub fn runs_nothing(&self, mig: &LiveMig) -> bool {
         let processes = self.machine.gpus.processes(&mig.parent);
         processes.is_ok_and(|all| all.iter().all(|process| process.gpu_instance != Some(mig.gpu_instance)))
     }
 
-    /// Destroys an instance that no claim has and in which no process runs. Returns whether it was.
+    /// Destroys an instance that no claim has and in which no process runs. Returns true if it was destroyed.
     ///
     /// # Errors
-    /// If the lock cannot be had or the GPU refuses.
+    /// Fails if the lock is not available or the GPU refuses.
     pub fn destroy_foreign(&self, mig: &LiveMig) -> Result<bool, PrepareError> {
-        // Nobody can take the place while the GPU is reserved.
+        // While the GPU is reserved, no other operation can take the place.
         let _gpu = self.reserve_gpus(&BTreeSet::from([mig.parent.clone()]))?;
         let ledger = self.ledger()?;
         if ledger.knows(mig) || self.partitioning.get() != Partitioning::OnDemand {
@@ -53,13 +53,13 @@ impl Node {
         }
         self.machine.gpus.destroy_mig(mig)?;
         if let Some(uuid) = &mig.uuid {
-            made::forget(&self.machine.data_dir, &self.boot_id()?, uuid);
+            own_partitions::forget(&self.machine.data_dir, &self.boot_id()?, uuid);
         }
         Ok(true)
     }
 
-    /// Whether a process runs on what an unaccounted claim may have, as far as that can be told. In doubt one does.
-    /// Processes of the pods `others` are not its.
+    /// Returns true if a process runs on hardware that an unaccounted claim may have. If it cannot be found
+    /// out, returns true. Processes of the pods `others` do not count.
     pub fn has_strangers(&self, unaccounted: &Unaccounted, others: &BTreeSet<String>) -> bool {
         if unaccounted.unreadable.is_some() {
             return self.has_strangers_anywhere(others).unwrap_or(true);
@@ -79,7 +79,8 @@ impl Node {
             .any(|(device, uuid)| self.has_strangers_on(device, uuid, others).unwrap_or(true))
     }
 
-    /// On one device; `uuid` is the one that it had, if that is known. `None` if it cannot be told.
+    /// Checks one device; `uuid` is the UUID that it had, if that is known. Returns `None` if it cannot be
+    /// found out.
     fn has_strangers_on(
         &self,
         device: &DeviceName,
@@ -100,7 +101,7 @@ impl Node {
         };
         let at_its_place =
             |mig: &&LiveMig| mig.profile_id == partition.profile_id && mig.placement.start == partition.start;
-        // Of a partition that a claim has alone nobody else's pod has a process.
+        // In a partition that a claim has alone, no other claim's pod has a process.
         let is_shared = device.kind().shareable();
         let instances = inventory.live.iter().filter(|mig| match uuid {
             Some(_) => mig.uuid.as_ref().is_some_and(|uuid| is_it(uuid.as_str())),
@@ -114,7 +115,7 @@ impl Node {
         }))
     }
 
-    /// On any GPU that no claim with a record holds whole. `None` if it cannot be told.
+    /// Checks every GPU that no claim with a record holds whole. Returns `None` if it cannot be found out.
     fn has_strangers_anywhere(&self, others: &BTreeSet<String>) -> Option<bool> {
         let inventory = self.machine.gpus.inventory().ok()?;
         let ledger = self.ledger().ok()?;
@@ -132,15 +133,15 @@ impl Node {
         }))
     }
 
-    /// Whether a process is of one of these pods, by their UIDs.
+    /// Returns true if a process belongs to one of these pods, by their UIDs.
     fn is_of(&self, process: &GpuProcess, pods: &BTreeSet<String>) -> bool {
         let cgroups = std::fs::read_to_string(self.machine.proc_root.join(format!("{}/cgroup", process.pid)));
-        let owner = cgroups.ok().and_then(|cgroups| whose::owner(&cgroups));
+        let owner = cgroups.ok().and_then(|cgroups| process_owner::owner(&cgroups));
         owner.is_some_and(|owner| pods.contains(&owner.pod))
     }
 }
 
-/// Whether one of them is so; `None` if that cannot be told of all.
+/// Returns true if one of the items is true; `None` if one of them is not known.
 fn any(all: impl Iterator<Item = Option<bool>>) -> Option<bool> {
     all.collect::<Option<Vec<bool>>>().map(|all| all.contains(&true))
 }

@@ -1,16 +1,16 @@
-//! After a loss of the checkpoint: records are made anew where API, CDI specs and hardware agree, and the state
-//! ends when everything is accounted for. The decision is [`crate::rebuild`]'s.
+//! Recovers from the loss of a checkpoint. Records are made anew where API, CDI specs and hardware agree, and
+//! the lost state ends when everything is accounted for. [`crate::rebuild`] makes the decision.
 
 use super::metadata::metadata_of;
 use super::passed::Offered;
 use super::unaccounted::named;
 use super::{Node, PrepareError, bind};
 use crate::claim::Request;
+use crate::device_number_reuse;
 use crate::edits;
 use crate::ledger::{Ledger, Lost, Record, Retention, Running, State};
 use crate::partitioning::Partitioning;
 use crate::plan::Plan;
-use crate::reach;
 use crate::rebuild::{self, Disagreement, Left};
 use crate::releases::Charge;
 use crate::share;
@@ -18,13 +18,13 @@ use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// Why a record was not made anew.
+/// The reason why a record was not made anew.
 #[derive(Debug, thiserror::Error)]
 pub enum RebuildError {
-    /// What is left does not agree.
+    /// The traces of the claim do not agree.
     #[error(transparent)]
     Disagreement(#[from] Disagreement),
-    /// Lock, checkpoint or hardware.
+    /// The lock, the checkpoint or the hardware failed.
     #[error(transparent)]
     Node(Box<PrepareError>),
 }
@@ -35,27 +35,28 @@ impl<E: Into<PrepareError>> From<E> for RebuildError {
     }
 }
 
-/// What became of a look at a lost ledger.
+/// The result of a look at a lost ledger.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Conclusion {
-    /// Nothing was lost, or the state goes on.
+    /// Nothing was lost, or the lost state goes on.
     Unchanged,
     /// There was nothing before that could have been lost.
     Nothing,
-    /// Everything is accounted for; what belonged to nobody was removed.
+    /// Everything is accounted for; files and directories of no claim were removed.
     Found {
-        /// How it was lost.
+        /// The loss, in words.
         reason: String,
-        /// Files and directories without a claim.
+        /// The files and directories without a claim.
         orphans: Vec<String>,
     },
 }
 
 impl Node {
-    /// Makes the record of a claim anew from what the API says of it. Returns whether that was to be done.
+    /// Makes the record of a claim anew from its data in the API. Returns false if the claim already has a
+    /// record.
     ///
     /// # Errors
-    /// [`RebuildError`]; the claim is then as unaccounted for as before.
+    /// Fails with [`RebuildError`]; the claim is then as unaccounted for as before.
     pub fn rebuild(&self, request: &Request, now: Timestamp) -> Result<bool, RebuildError> {
         let _claim = self.reserve_claim(&request.claim.uid)?;
         if self.ledger()?.has(&request.claim.uid) {
@@ -65,7 +66,7 @@ impl Node {
         self.rebuild_reserved(request, &boot_id, now).map(|_| true)
     }
 
-    /// The same of a claim that is reserved and has no record.
+    /// Makes the record anew for a claim that is reserved and has no record.
     pub(super) fn rebuild_reserved(
         &self,
         request: &Request,
@@ -119,10 +120,10 @@ impl Node {
             charge,
             ended: None,
             retention: request.hold.map(|_| Retention::Keep),
-            // A spec is the last step.
+            // The spec is written in the last step, so the kubelet may have been told.
             confirmed: true,
-            // What it named before it was written last, nobody knows any more.
-            numbers: reach::named(&spec),
+            // The numbers in earlier versions of the spec are not known any more.
+            numbers: device_number_reuse::named(&spec),
             steps,
             extra: Default::default(),
         };
@@ -145,11 +146,12 @@ impl Node {
         Ok(record)
     }
 
-    /// Whether a claim may be prepared anew although its lost record could not be made anew: only if no container
-    /// runs with another device than it has now, and nobody was merely busy.
+    /// Refuses to prepare a claim anew after its lost record could not be made anew, unless it is safe: no
+    /// container runs with another device than the claim has now, and the failure was not merely that
+    /// something was busy.
     ///
     /// # Errors
-    /// [`PrepareError`]; nothing was changed.
+    /// Fails with [`PrepareError`]; nothing was changed.
     pub(super) fn refuse_over(&self, request: &Request, error: RebuildError) -> Result<(), PrepareError> {
         let claim = &request.claim;
         match error {
@@ -173,11 +175,11 @@ impl Node {
         }
     }
 
-    /// Takes in which claims pods of this node run with, as the API says that was asked at `asked`, and ends the state
-    /// if nothing is unaccounted for.
+    /// Takes in the claims that pods of this node run with, as the API reported when it was asked at `asked`.
+    /// Ends the lost state if nothing is unaccounted for.
     ///
     /// # Errors
-    /// If lock or checkpoint cannot be had.
+    /// Fails if the lock or the checkpoint is not available.
     pub fn conclude(
         &self,
         running: BTreeMap<String, Running>,
@@ -193,7 +195,8 @@ impl Node {
         let Ledger { claims, newer, lost, .. } = &mut ledger;
         let Some(lost) = lost else { return Ok(Conclusion::Unchanged) };
         let before = lost.clone();
-        // What was running is not told to have ended by its pod being gone: that is for who gives it back.
+        // A running claim has not ended because its pod is gone: the collector decides that when it gives the
+        // claim back.
         for (uid, claim) in running.into_iter().filter(|(uid, _)| !self.given_back.may_be_shown(uid, asked)) {
             lost.running.entry(uid).or_insert(claim);
         }
@@ -201,7 +204,8 @@ impl Node {
         lost.running.retain(|uid, _| !claims.contains_key(uid) && !newer.contains_key(uid));
         self.note_traces(&specs, &mut ledger);
         let beyond = ledger.lost.as_ref().is_some_and(Lost::is_beyond);
-        // A claim that is being prepared may have found files, and be undone: then it has no record again.
+        // A claim that is being prepared may have found files, and may be undone: then it has no record
+        // again.
         let under_way = ledger.claims.values().any(|record| record.state == State::Started);
         if beyond || under_way || away > 0 || !self.unaccounted(&specs, &ledger).is_empty() {
             if ledger.lost.as_ref() != Some(&before) {
@@ -209,7 +213,7 @@ impl Node {
             }
             return Ok(Conclusion::Unchanged);
         }
-        // Orphans first: what a kill leaves of them is then still that of a lost ledger.
+        // Orphans are removed first: if a kill interrupts this, the rest still belongs to a lost ledger.
         let mut orphans = self.remove_orphans(&ledger);
         let lost = ledger.lost.take().unwrap_or(before);
         locked.save_releasing(&ledger)?;

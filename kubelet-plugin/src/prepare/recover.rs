@@ -1,4 +1,4 @@
-//! What a dead process left: finished or undone when the next one starts.
+//! Recovers at start from what a dead process left: claims are finished or undone.
 
 use super::{Node, PrepareError, Recovery, Unaccounted, forget_attempt};
 use crate::edits;
@@ -9,12 +9,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 impl Node {
-    /// Makes the node consistent: finishes or undoes what a dead process left, removes files without a
-    /// claim. Run at start, before anything is served: it waits for no supervisor of MPS daemons, and what one has yet to
-    /// end is for [`Self::end_left_daemons`].
+    /// Makes the node consistent: finishes or undoes what a dead process left, and removes files without a
+    /// claim. It runs at start, before anything is served. It does not wait for a supervisor of MPS daemons;
+    /// daemons that have yet to end are left for [`Self::end_left_daemons`].
     ///
     /// # Errors
-    /// If lock or checkpoint cannot be had at all.
+    /// Fails if the lock or the checkpoint is not available at all.
     pub fn recover(&self) -> Result<Recovery, PrepareError> {
         let specs = self.specs()?;
         let mut locked = self.store.lock(self.lock_timeout)?;
@@ -23,7 +23,7 @@ impl Node {
         let mut recovery =
             Recovery { damaged: self.store.take_damage(), lost: ledger.lost.clone(), ..Recovery::default() };
         if !recovery.damaged.is_empty() || ledger.lost.is_some() {
-            // From here on no start takes what is there for all that there was.
+            // From here on no start takes the files that are there for all that there ever were.
             locked.save_releasing(&ledger)?;
         }
         if let Err(error) = locked.settle(&ledger) {
@@ -38,14 +38,14 @@ impl Node {
             match hasty.settle(&claim.uid, &boot_id) {
                 Ok(true) => recovery.undone.push(claim),
                 Ok(false) => {}
-                // Another instance is at work on it.
+                // Another instance works on the claim.
                 Err(PrepareError::Reserved(error)) => tracing::info!(%claim, %error, "left alone"),
                 Err(error) => recovery.failed.push((claim, error.to_string())),
             }
         }
         self.take_back_strays()?;
         if let Err(error) = self.name_partitions(&boot_id) {
-            // Without the driver there is none, and the look that finds it again does the same.
+            // Without the driver there is no partition; the look that finds the driver again does the same.
             tracing::warn!(%error, "partitions that were being made anew cannot be looked for");
         }
         self.note_numbers(&boot_id)?;
@@ -59,24 +59,25 @@ impl Node {
         }
         recovery.newer = ledger.newer.values().map(|newer| newer.claim.clone()).collect();
         recovery.unaccounted = self.unaccounted(&specs, &ledger);
-        // With the ledger lost, what looks like an orphan may belong to a running pod.
+        // With the ledger lost, a file that looks like an orphan may belong to a running pod.
         if ledger.lost.is_none() {
             recovery.orphans = self.remove_orphans(&ledger);
         }
         drop(locked);
-        // What is still to end is told of when it is looked at again.
+        // Daemons that have yet to end are reported when they are looked at again.
         recovery.orphans.extend(hasty.end_stray_daemons(&boot_id).ended);
         Ok(recovery)
     }
 
-    /// Undoes attempts whose process is dead, as a start does, for those that nobody asks for again.
+    /// Undoes attempts whose process is dead, as a start does, for claims that nobody asks for again.
     ///
     /// # Errors
-    /// If lock or checkpoint cannot be had. What cannot be undone yet stays as it is.
+    /// Fails if the lock or the checkpoint is not available. A claim that cannot be undone yet stays as it
+    /// is.
     pub(super) fn settle_abandoned(&self, boot_id: &str) -> Result<(), PrepareError> {
         for record in self.ledger()?.claims.values().filter(|record| record.state == State::Started) {
             let uid = &record.claim.uid;
-            // Whoever is at work on it has it reserved.
+            // An operation on the claim has it reserved.
             if reservation::claim(self.store.dir(), uid, Duration::ZERO).is_err() {
                 continue;
             }
@@ -89,8 +90,8 @@ impl Node {
         Ok(())
     }
 
-    /// Undoes a half-done claim, and brings a parked one into the state that it has between two calls. Returns
-    /// whether the claim was half done.
+    /// Undoes a half-done claim, and brings a parked claim into the state that it has between two calls.
+    /// Returns true if the claim was half done.
     pub(super) fn settle(&self, uid: &str, boot_id: &str) -> Result<bool, PrepareError> {
         let _claim = self.reserve_claim(uid)?;
         // It may have been settled by another instance before it could be reserved.
@@ -101,7 +102,7 @@ impl Node {
             self.tidy_parked(&record, &ledger, boot_id).map_err(PrepareError::Parked)?;
             return Ok(false);
         }
-        // Of a parked one the reboot took the instances.
+        // A reboot removed the instances of a parked claim.
         self.undo_all(&record, &ledger, boot_id)
             .map_err(|(undo, error)| PrepareError::HalfDone { undo, error })?;
         let half_done = !record.is_parked();
@@ -112,8 +113,9 @@ impl Node {
         Ok(half_done)
     }
 
-    /// Removes CDI specs, device metadata and share directories that no claim has, nor one that the ledger may have
-    /// lost. The node is locked, and `ledger` is what it has. Returns what was removed.
+    /// Removes CDI specs, device metadata and share directories that belong to no claim, unless the claim may
+    /// be one that the ledger has lost. The node is locked, and `ledger` is its ledger. Returns descriptions
+    /// of what was removed.
     pub(super) fn remove_orphans(&self, ledger: &Ledger) -> Vec<String> {
         let driver = &self.machine.site.driver;
         let mut orphans = Vec::new();
@@ -135,21 +137,21 @@ impl Node {
         orphans
     }
 
-    /// Share directories that no claim has.
+    /// Returns the share directories that no claim has.
     fn strays(&self, ledger: &Ledger, unaccounted: &[Unaccounted]) -> Vec<String> {
         let ids: BTreeSet<&str> = ledger
             .held()
             .map(|(_, device)| device.result_id.as_str())
             .chain(unaccounted.iter().flat_map(|lost| &lost.named).map(|named| named.result_id.as_str()))
             .collect();
-        // What a newer release has is only it to say: the ids of results begin with the claim's UID.
+        // Only a newer release can say what its claims have; result IDs begin with the claim's UID.
         let of_newer = |id: &str| ledger.newer.keys().any(|uid| id.starts_with(uid.as_str()));
         let all = share::list(&self.machine.site.shares_dir).unwrap_or_default();
         all.into_iter().filter(|id| !ids.contains(id.as_str()) && !of_newer(id)).collect()
     }
 
-    /// On a node on which there was nothing before, nothing was lost: looks whether there was something. The node is
-    /// locked.
+    /// Checks whether something was lost on a node that has no trace of a checkpoint: CDI specs or shares
+    /// without a claim show that there was one. The node is locked.
     pub(super) fn note_traces(&self, specs: &BTreeSet<String>, ledger: &mut Ledger) {
         if ledger.lost.as_ref().is_none_or(Lost::is_loss) {
             return;
@@ -162,7 +164,7 @@ impl Node {
     }
 }
 
-/// Whether a start has to do something about a record: a dead process may have been at it.
+/// Returns true if a start has to act on a record, because a dead process may have worked on it.
 fn is_unsettled(record: &Record) -> bool {
     record.is_parked() || matches!(record.state, State::Started | State::Unpreparing)
 }

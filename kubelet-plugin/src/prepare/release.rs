@@ -1,23 +1,23 @@
-//! Giving a claim back: from local state alone, undone step by step.
+//! Unprepares a claim: from local state alone, undone step by step.
 
 use super::{Node, UnprepareError, put};
 use crate::ledger::{Record, State};
 use jiff::Timestamp;
 
 impl Node {
-    /// Gives a claim back from local state alone; the claim object may be gone. One that the controller
-    /// keeps for its next pod keeps its GPU instances. Returns whether there was anything to give back.
+    /// Unprepares a claim from local state alone; the claim object may be gone. A claim that the controller
+    /// keeps for its next pod keeps its GPU instances. Returns false if there was nothing to release.
     ///
     /// # Errors
-    /// [`UnprepareError`]; the claim keeps its place in the ledger and can be unprepared again.
+    /// Fails with [`UnprepareError`]; the claim keeps its place in the ledger and can be unprepared again.
     pub fn unprepare(&self, uid: &str) -> Result<bool, UnprepareError> {
         self.unprepare_at(uid, Timestamp::now())
     }
 
-    /// The same with a clock.
+    /// Unprepares a claim at a given time; see [`Self::unprepare`].
     ///
     /// # Errors
-    /// [`UnprepareError`].
+    /// Fails with [`UnprepareError`].
     pub fn unprepare_at(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
         let _claim = self.reserve_claim(uid)?;
         let Some(mut record) = self.record(uid)? else { return self.release_unknown(uid, now) };
@@ -33,10 +33,10 @@ impl Node {
         Ok(true)
     }
 
-    /// Gives a claim back with everything that it has, also what it would keep.
+    /// Releases everything that a claim has, including what it would keep.
     ///
     /// # Errors
-    /// [`UnprepareError`], as [`Self::unprepare`].
+    /// Fails with [`UnprepareError`], as [`Self::unprepare`] does.
     pub fn give_up(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
         let _claim = self.reserve_claim(uid)?;
         let Some(mut record) = self.record(uid)? else { return self.release_unknown(uid, now) };
@@ -46,7 +46,7 @@ impl Node {
         Ok(true)
     }
 
-    /// What the ledger does not have as a record of this release. The claim is reserved.
+    /// Releases a claim that has no record of this release in the ledger. The claim is reserved.
     fn release_unknown(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
         match self.ledger()?.newer.remove(uid) {
             Some(newer) => self.release_newer(&newer, now).map(|()| true),
@@ -60,19 +60,19 @@ impl Node {
         boot_id: &str,
         now: Timestamp,
     ) -> Result<(), UnprepareError> {
-        // What keeps it from being released now is not the claim's fault: the first time counts.
+        // If the claim cannot be released now, that is not its fault: the first time counts.
         record.ended.get_or_insert(now.as_second());
         self.release(&mut record, boot_id)
     }
 
-    /// The claim and its GPUs are reserved.
+    /// Releases a claim. The claim and its GPUs are reserved.
     pub(super) fn release(&self, record: &mut Record, boot_id: &str) -> Result<(), UnprepareError> {
         let uid = record.claim.uid.clone();
         record.state = State::Unpreparing;
         let ledger = {
             let mut locked = self.store.lock(self.lock_timeout)?;
             let mut ledger = locked.load()?.ledger;
-            // One of a newer release that is understood so far.
+            // The record may be one of a newer release that is understood well enough.
             ledger.newer.remove(&uid);
             put(&mut ledger, record.clone());
             self.machine.probe.at("before write-ahead");
@@ -93,7 +93,7 @@ impl Node {
         self.machine.probe.at("before completion");
         locked.save_releasing(&ledger)?;
         self.machine.probe.at("after completion");
-        // The others only get more by it, so a failure is no reason to keep this claim.
+        // Other claims can only gain from this, so a failure is no reason to keep this claim.
         if let Err(error) = self.rebalance(&ledger) {
             tracing::warn!(%error, "best-effort shares keep their old cap");
         }

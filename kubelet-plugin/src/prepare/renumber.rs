@@ -1,13 +1,13 @@
-//! Device numbers: who is refused because of them, and CDI specs that follow when the driver numbers its devices
-//! otherwise. The rules are [`crate::reach`]'.
+//! Handles device numbers: refuses claims because of them, and updates CDI specs when the driver numbers its
+//! devices differently. The rules are in [`crate::device_number_reuse`].
 
 use super::{Node, PrepareError};
 use crate::claim::{ClaimRef, Request};
+use crate::device_number_reuse::{self, Meaning, Reach};
 use crate::devices::Majors;
 use crate::execute::{Missing, StepError};
 use crate::ledger::{DeviceNumber, Ledger, Record};
 use crate::plan::{PlanError, Refusal, Step};
-use crate::reach::{self, Meaning, Reach};
 use crate::reservation::{self, ReserveError};
 use crate::store::{StoreError, io_error};
 use aliquot_model::{DeviceKind, GpuInfo, GpuUuid, LiveMig};
@@ -16,21 +16,21 @@ use aliquot_nvml::caps::MigMinors;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How the driver numbers its devices at one moment.
+/// The driver's device numbers at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Numbering {
     majors: Majors,
     caps: MigMinors,
-    /// Minor numbers of the GPUs that can be read.
+    /// The minor numbers of the GPUs that can be read.
     gpus: BTreeMap<GpuUuid, u32>,
-    /// Their DRM nodes, which are numbered as their module finds the GPUs.
+    /// The GPUs' DRM nodes, which are numbered in the order in which their module finds the GPUs.
     drm: BTreeMap<GpuUuid, Vec<DeviceNumber>>,
 }
 
 impl Numbering {
-    /// What the numbers mean.
+    /// Returns the device that each number means.
     pub fn meanings(&self, gpus: &[GpuInfo], live: &[LiveMig]) -> Vec<Meaning> {
-        let mut meanings = reach::meanings(gpus, live, &self.majors, &self.caps);
+        let mut meanings = device_number_reuse::meanings(gpus, live, &self.majors, &self.caps);
         for gpu in gpus {
             let drm = self.drm.get(&gpu.uuid).into_iter().flatten();
             meanings.extend(drm.map(|number| Meaning {
@@ -43,19 +43,19 @@ impl Numbering {
     }
 }
 
-/// What became of CDI specs when the driver was found to number its devices otherwise.
+/// The result of updating CDI specs after the driver's device numbers changed.
 #[derive(Debug, Default)]
 pub struct Renumbered {
-    /// Claims whose specs were written anew.
+    /// The claims whose specs were written anew.
     pub rewritten: Vec<ClaimRef>,
-    /// Claims whose specs could not be compared or written, and why.
+    /// The claims whose specs could not be compared or written, with the reason.
     pub failed: Vec<(ClaimRef, String)>,
-    /// Claims that somebody is at work on, whose turn comes later.
+    /// The claims that another operation has reserved; their turn comes later.
     pub busy: Vec<ClaimRef>,
 }
 
 impl Node {
-    /// How the driver numbers its devices now.
+    /// Returns the driver's device numbers now.
     pub(super) fn numbering(&self, gpus: &[GpuInfo]) -> Result<Numbering, StepError> {
         let proc_root = &self.machine.proc_root;
         Ok(Numbering {
@@ -69,7 +69,7 @@ impl Node {
     /// Refuses a claim that would get a GPU which containers of another claim may open.
     ///
     /// # Errors
-    /// [`Refusal::Reached`].
+    /// Fails with [`Refusal::Reached`].
     pub(super) fn refuse_reached(
         &self,
         request: &Request,
@@ -85,7 +85,8 @@ impl Node {
         let reached = self.reached(ledger, boot_id, &meanings)?;
         for wanted in request.devices.iter().filter(|wanted| wanted.device.kind() != DeviceKind::Admin) {
             let gpu = facts.gpus.iter().find(|gpu| gpu.minor == wanted.device.minor());
-            let reach = gpu.and_then(|gpu| reach::obstacle(&reached, &request.claim.uid, &gpu.uuid, None));
+            let reach = gpu
+                .and_then(|gpu| device_number_reuse::obstacle(&reached, &request.claim.uid, &gpu.uuid, None));
             if let Some(reach) = reach {
                 let refusal =
                     Refusal::Reached { device: wanted.device.clone(), reach: Box::new(reach.clone()) };
@@ -95,21 +96,21 @@ impl Node {
         Ok(())
     }
 
-    /// Refuses what a claim's steps have changed on its GPUs and containers of another claim may open. Right before its spec
-    /// is written: then modes are switched and partitions made.
+    /// Refuses hardware that a claim's steps have changed if containers of another claim may open it. It is
+    /// called right before the claim's spec is written: by then modes are switched and partitions made.
     ///
     /// # Errors
-    /// [`StepError::Reached`].
+    /// Fails with [`StepError::Reached`].
     pub(super) fn refuse_reached_hardware(&self, record: &Record) -> Result<(), StepError> {
         self.refuse_reached_switched(record)?;
         self.refuse_reached_partitions(record)
     }
 
-    /// Refuses partitions of a claim which containers of another claim may open. Which numbers a partition has is known
-    /// only when it was made.
+    /// Refuses partitions of a claim which containers of another claim may open. The numbers of a partition
+    /// are known only after it was made.
     ///
     /// # Errors
-    /// [`StepError::Reached`].
+    /// Fails with [`StepError::Reached`].
     fn refuse_reached_partitions(&self, record: &Record) -> Result<(), StepError> {
         let partitions =
             record.devices.iter().filter_map(|device| Some((&device.gpu, device.partition.as_ref()?)));
@@ -121,7 +122,8 @@ impl Node {
             let capabilities: Vec<Meaning> =
                 meanings.into_iter().filter(|meaning| meaning.partition.is_some()).collect();
             let reached = self.reached(&self.ledger()?, &record.boot_id, &capabilities)?;
-            if let Some(reach) = reach::obstacle(&reached, &record.claim.uid, gpu, Some(partition.placement))
+            if let Some(reach) =
+                device_number_reuse::obstacle(&reached, &record.claim.uid, gpu, Some(partition.placement))
             {
                 return Err(StepError::Reached(Box::new(reach.clone())));
             }
@@ -129,17 +131,17 @@ impl Node {
         Ok(())
     }
 
-    /// Refuses GPUs whose MIG mode was switched for a claim if containers of another claim may open them. By the switch a
-    /// GPU may have got another number than it had when that was looked at first.
+    /// Refuses GPUs whose MIG mode was switched for a claim if containers of another claim may open them. The
+    /// switch may have given a GPU another number than it had at the first check.
     ///
     /// # Errors
-    /// [`StepError::Reached`].
+    /// Fails with [`StepError::Reached`].
     fn refuse_reached_switched(&self, record: &Record) -> Result<(), StepError> {
         let switched = record.steps.iter().filter_map(|step| match step {
             Step::SwitchMig { gpu, .. } => Some(gpu),
             _ => None,
         });
-        // The number of a GPU that left the driver opens nothing of it.
+        // The device number of a GPU that left the driver opens nothing.
         let with_driver = |gpu: &&GpuUuid| {
             record.devices.iter().all(|device| &device.gpu != *gpu || device.passed.is_none())
         };
@@ -147,14 +149,15 @@ impl Node {
             let info = self.machine.gpus.gpu(gpu)?;
             let meanings = self.numbering(std::slice::from_ref(&info))?.meanings(&[info], &[]);
             let reached = self.reached(&self.ledger()?, &record.boot_id, &meanings)?;
-            if let Some(reach) = reach::obstacle(&reached, &record.claim.uid, gpu, None) {
+            if let Some(reach) = device_number_reuse::obstacle(&reached, &record.claim.uid, gpu, None) {
                 return Err(StepError::Reached(Box::new(reach.clone())));
             }
         }
         Ok(())
     }
 
-    /// What containers of claims may open although it is not their claim's, those of claims whose records are lost too.
+    /// Returns the devices that containers may open although their claim does not have them, including
+    /// containers of claims whose records are lost.
     fn reached(
         &self,
         ledger: &Ledger,
@@ -163,15 +166,15 @@ impl Node {
     ) -> Result<Vec<Reach>, StoreError> {
         let unaccounted = self.unaccounted(&self.specs()?, ledger);
         let beside = unaccounted.iter().flat_map(|lost| lost.reaches(meanings));
-        Ok(reach::reached(ledger, boot_id, meanings).into_iter().chain(beside).collect())
+        Ok(device_number_reuse::reached(ledger, boot_id, meanings).into_iter().chain(beside).collect())
     }
 
-    /// Writes down which numbers the specs on disk name: earlier releases did not, and a process that was killed may
-    /// have written a spec and no more.
+    /// Records the numbers that the specs on disk name. Earlier releases did not record them, and a process
+    /// that was killed may have written a spec without recording its numbers.
     pub(super) fn note_numbers(&self, boot_id: &str) -> Result<(), StoreError> {
         let read = |record: &Record| -> Option<_> {
             let spec = self.machine.spec_on_disk(record).ok()??;
-            Some((record.claim.uid.clone(), reach::named(&spec)))
+            Some((record.claim.uid.clone(), device_number_reuse::named(&spec)))
         };
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
@@ -189,11 +192,11 @@ impl Node {
         Ok(())
     }
 
-    /// Writes the CDI specs anew that name other device numbers than their claims' devices have now. A result whose
-    /// hardware is gone gets no device.
+    /// Rewrites the CDI specs that name other device numbers than their claims' devices have now. A result
+    /// whose hardware is gone gets no device.
     ///
     /// # Errors
-    /// If lock or checkpoint cannot be had at all.
+    /// Fails if the lock or the checkpoint is not available at all.
     pub fn renumber(&self) -> Result<Renumbered, PrepareError> {
         let boot_id = self.boot_id()?;
         self.name_partitions(&boot_id)?;
@@ -211,13 +214,14 @@ impl Node {
     }
 
     fn renumber_claim(&self, uid: &str, boot_id: &str) -> Result<bool, PrepareError> {
-        // Whoever has it reserved may be writing the spec.
+        // An operation that has the claim reserved may be writing the spec.
         let _claim = reservation::claim(self.store.dir(), uid, Duration::ZERO)?;
         let Some(mut record) = self.record(uid)?.filter(|record| record.is_prepared(boot_id)) else {
             return Ok(false);
         };
         let rewritten = self.renumber_spec(&mut record)?;
-        // Also where the spec is as it should be: a process that was killed may have written it and no more.
+        // This is done even if the spec is up to date: a process that was killed may have written only the
+        // spec.
         self.machine.renumber_mps(&record).map_err(|source| PrepareError::Step {
             step: "ask for its MPS daemon by the numbers that its GPUs have now".to_owned(),
             source,
@@ -225,21 +229,21 @@ impl Node {
         Ok(rewritten)
     }
 
-    /// Writes the CDI spec of a claim anew, which is reserved. Returns false if it was as it should be.
+    /// Rewrites the CDI spec of a claim, which is reserved. Returns false if the spec was up to date.
     fn renumber_spec(&self, record: &mut Record) -> Result<bool, PrepareError> {
         let failed = |source| PrepareError::Step { step: "bring its CDI spec up to date".to_owned(), source };
-        // One that was wiped starts no container, and is written when the kubelet asks.
+        // A spec that was wiped starts no container, and is written when the kubelet asks.
         let Some(before) = self.machine.spec_on_disk(record).map_err(failed)? else { return Ok(false) };
         let spec = self.machine.spec(record, Missing::LeftOut).map_err(failed)?;
-        if reach::same_devices(&before, &spec) {
+        if device_number_reuse::same_devices(&before, &spec) {
             return Ok(false);
         }
         {
             let mut locked = self.store.lock(self.lock_timeout)?;
             let mut ledger = locked.load()?.ledger;
             let Some(there) = ledger.claims.get_mut(&record.claim.uid) else { return Ok(false) };
-            there.numbers.extend(reach::named(&before));
-            there.numbers.extend(reach::named(&spec));
+            there.numbers.extend(device_number_reuse::named(&before));
+            there.numbers.extend(device_number_reuse::named(&spec));
             self.machine.probe.at("before noting numbers");
             locked.save_releasing(&ledger)?;
         }
@@ -250,7 +254,8 @@ impl Node {
     }
 }
 
-/// Returns true if the driver numbers something of the claim's. It numbers nothing of GPUs that are with virtual machines.
+/// Returns true if the claim has a device that the driver numbers. GPUs that are with virtual machines have
+/// no numbers.
 fn has_numbers(record: &Record) -> bool {
     record.devices.iter().any(|device| device.passed.is_none())
 }

@@ -1,13 +1,13 @@
-//! GPU instances of claims that are kept without a pod.
+//! Keeps the GPU instances of claims without a pod.
 //!
-//! The controller's entry in `reservedFor` is recorded at prepare. When the kubelet gives such a claim
-//! back, its instances stay and all else goes: the claim is parked. Its next pod takes it up again, with
-//! the very same instances. A parked claim ends when its time is over, or when the API says that it is
-//! gone or not kept any more; that is looked at regularly, and before a claim is refused whose devices
-//! overlap its own.
+//! The controller's entry in `reservedFor` is recorded when the claim is prepared. When the kubelet
+//! unprepares such a claim, its instances stay and everything else is removed: the claim is parked. The
+//! claim's next pod takes it up again, with the very same instances. A parked claim ends when its time is
+//! over, or when the API shows that it is gone or not kept any more. This is checked regularly, and before a
+//! claim is refused whose devices overlap those of a parked claim.
 //!
-//! Parking is one write. What is undone after it is undone again at the next start, and the write that
-//! takes a claim up comes after everything is made, so a kill anywhere leaves the claim parked or not.
+//! Parking is one write. The undoing that follows is repeated at the next start. The write that takes a claim
+//! up comes after everything is made. So after a kill at any point the claim is either parked or not.
 
 use super::metadata::metadata_of;
 use super::{Node, PrepareError, Prepared, UnprepareError, put};
@@ -19,7 +19,7 @@ use crate::store::StoreError;
 use jiff::Timestamp;
 
 impl Node {
-    /// Whether a claim's instances stay when it is given back.
+    /// Returns true if a claim's instances stay when it is unprepared.
     pub(super) fn keeps(&self, record: &Record, boot_id: &str) -> bool {
         record.retention == Some(Retention::Keep)
             && !self.hold_at_most.is_zero()
@@ -28,7 +28,7 @@ impl Node {
             && record.has_instances()
     }
 
-    /// The claim and its GPUs are reserved.
+    /// Parks a claim. The claim and its GPUs are reserved.
     pub(super) fn park(
         &self,
         mut record: Record,
@@ -39,12 +39,12 @@ impl Node {
         let ledger = {
             let mut locked = self.store.lock(self.lock_timeout)?;
             let mut ledger = locked.load()?.ledger;
-            // To the controller it is released as any other: what it is kept for is in the API.
+            // For the controller the claim is released like any other: the API says what it is kept for.
             record.ended.get_or_insert(now.as_second());
             ledger.count_end(&record);
             record.charge = None;
             record.ended = None;
-            // Its containers are gone.
+            // The claim's containers are gone.
             record.numbers.clear();
             record.retention = Some(Retention::Parked { until: now.as_second().saturating_add(at_most) });
             put(&mut ledger, record.clone());
@@ -61,7 +61,7 @@ impl Node {
         Ok(())
     }
 
-    /// Undoes everything of a parked claim but its instances. Doing it again does no harm.
+    /// Undoes everything of a parked claim except its instances. Repeating it does no harm.
     pub(super) fn tidy_parked(
         &self,
         record: &Record,
@@ -79,7 +79,7 @@ impl Node {
         Ok(())
     }
 
-    /// The claim's next pod is here. The claim is reserved.
+    /// Takes a parked claim up for its next pod. The claim is reserved.
     pub(super) fn take_up(
         &self,
         mut record: Record,
@@ -96,10 +96,10 @@ impl Node {
         self.prepare_again(record, true)
     }
 
-    /// Notes what the API says of a claim that is not parked: whether its instances are to stay.
+    /// Notes whether the API says that the instances of a claim stay. A parked claim is not changed.
     ///
     /// # Errors
-    /// If lock or checkpoint cannot be had.
+    /// Fails if the lock or the checkpoint is not available.
     pub fn note_retention(&self, uid: &str, kept: bool) -> Result<(), StoreError> {
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
@@ -112,10 +112,10 @@ impl Node {
         locked.save_releasing(&ledger)
     }
 
-    /// Notes until when the API keeps a parked claim.
+    /// Notes the Unix time in seconds until which the API keeps a parked claim.
     ///
     /// # Errors
-    /// If lock or checkpoint cannot be had.
+    /// Fails if the lock or the checkpoint is not available.
     pub fn note_end(&self, uid: &str, second: i64) -> Result<(), StoreError> {
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
@@ -126,10 +126,11 @@ impl Node {
         locked.save_releasing(&ledger)
     }
 
-    /// Ends a parked claim; one that was taken up meanwhile is left alone. Returns whether it was parked.
+    /// Ends a parked claim. A claim that was taken up meanwhile is left alone. Returns true if the claim was
+    /// parked.
     ///
     /// # Errors
-    /// [`UnprepareError`]; it stays in the ledger and can be ended again.
+    /// Fails with [`UnprepareError`]; the claim stays in the ledger and can be ended again.
     pub fn release_parked(&self, uid: &str) -> Result<bool, UnprepareError> {
         let _claim = self.reserve_claim(uid)?;
         let Some(mut record) = self.record(uid)?.filter(|record| record.parked_until().is_some()) else {
@@ -144,7 +145,7 @@ impl Node {
     /// Ends every parked claim.
     ///
     /// # Errors
-    /// The first that could not be ended.
+    /// Fails with the error of the first claim that could not be ended.
     pub fn release_all_parked(&self) -> Result<(), UnprepareError> {
         let ledger = self.store.lock(self.lock_timeout)?.load()?.ledger;
         for record in ledger.claims.values().filter(|record| record.parked_until().is_some()) {
@@ -153,10 +154,10 @@ impl Node {
         Ok(())
     }
 
-    /// Parked claims of others on GPUs that a claim is to get.
+    /// Returns the parked claims of others on GPUs that a claim is to get.
     ///
     /// # Errors
-    /// If lock or checkpoint cannot be had.
+    /// Fails if the lock or the checkpoint is not available.
     pub fn parked_beside(&self, request: &Request) -> Result<Vec<Record>, StoreError> {
         let ledger = self.store.lock(self.lock_timeout)?.load()?.ledger;
         let wanted = |minor| request.devices.iter().any(|device| device.device.minor() == minor);

@@ -1,29 +1,30 @@
-//! Claims that pods may be using and that the checkpoint does not know.
+//! Handles claims that pods may be using and that the checkpoint does not know.
 //!
-//! An intact checkpoint knows every claim with a spec: a record is written before the spec, and removed after it.
-//! A spec without a record therefore says that the checkpoint was lost, and that a pod may be running with what
-//! the spec names. Specs lie in a directory that a reboot empties, as it ends all pods. So the specs themselves
-//! are the state that is kept until it is resolved, over any number of restarts:
+//! An intact checkpoint knows every claim with a spec: a record is written before the spec, and removed after
+//! it. A spec without a record therefore shows that the checkpoint was lost, and that a pod may be running
+//! with the devices that the spec names. Specs are in a directory that a reboot empties, and a reboot also
+//! ends all pods. So the specs themselves are the state that is kept until it is resolved, over any number of
+//! restarts:
 //!
 //! - files that such a spec names are not removed;
 //! - no other claim is prepared on a GPU that it names;
-//! - its own claim may be prepared again, which makes the record anew if it has what the spec names, and
-//!   unprepared, which removes the files;
-//! - the collector has the record made anew from what the API has ([`super::rebuild`]), or gives the claim back
+//! - its own claim may be prepared again, which makes the record anew if the claim has what the spec names,
+//!   and unprepared, which removes the files;
+//! - the collector has the record made anew from the API's data ([`super::rebuild`]), or unprepares the claim
 //!   once the API does not have it and nothing can be using it.
 //!
-//! A claim that pods run with, says the API, and that has no spec either, is written down with the loss
-//! ([`Lost::running`](crate::ledger::Lost)) and keeps its GPU likewise.
+//! A claim that, according to the API, pods are running with, and that has no spec either, is recorded with
+//! the loss ([`Lost::running`](crate::ledger::Lost)) and keeps its GPU in the same way.
 //!
-//! While the checkpoint is lost, a spec that cannot be read may name anything: no GPU takes a new claim then, but one
-//! that a claim with a record holds whole, of which the other cannot have anything.
+//! While the checkpoint is lost, a spec that cannot be read may name anything. Then no GPU takes a new claim,
+//! except a GPU that a claim with a record holds whole, because the other claim cannot have any of it.
 
 use super::{Node, UnprepareError};
 use crate::claim::{ClaimRef, Request};
+use crate::device_number_reuse::{self, Meaning, Reach};
 use crate::edits;
 use crate::ledger::{DeviceNumber, Ended, Ledger};
 use crate::plan::{PlanError, Refusal};
-use crate::reach::{self, Meaning, Reach};
 use crate::share;
 use crate::store::StoreError;
 use crate::vfio::note::{self, Note};
@@ -36,25 +37,26 @@ use std::path::PathBuf;
 /// A device that a CDI spec names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Named {
-    /// Id of the allocation result.
+    /// The ID of the allocation result.
     pub result_id: String,
-    /// The device.
+    /// The name of the device.
     pub device: DeviceName,
-    /// UUID of its GPU, or of its MIG device.
+    /// The UUID of the GPU, or of the MIG device.
     pub uuid: String,
-    /// Whether the MIG device was there before the claim, and stays when it ends.
+    /// True if the MIG device existed before the claim, and stays when the claim ends.
     pub adopted: bool,
-    /// PCI address of a GPU that a virtual machine has.
+    /// The PCI address, if the device is a GPU that a virtual machine has.
     pub passed: Option<String>,
 }
 
-/// Name and UUID of what a device of a spec of ours gives containers, as they are told.
+/// Returns the name and UUID of the device that a device of this driver's spec gives containers, as the spec
+/// tells them.
 fn given(device: &Device) -> Option<(&str, &str)> {
     let mut variables = device.container_edits.environment().into_iter();
     variables.find_map(|(name, value)| value.split_once('=').filter(|_| name.starts_with(edits::DEVICE_ENV)))
 }
 
-/// Reads which devices a spec of ours gives containers.
+/// Reads the devices that a spec of this driver gives containers.
 pub(super) fn named(spec: &Spec) -> Vec<Named> {
     let named = spec.devices.iter().filter_map(|device| {
         let (name, uuid) = given(device)?;
@@ -66,7 +68,8 @@ pub(super) fn named(spec: &Spec) -> Vec<Named> {
     named.collect()
 }
 
-/// The first device of a spec of ours whose name this release does not know: a newer one has written it.
+/// Returns the first device in a spec of this driver whose name this release does not know: a newer release
+/// wrote it.
 fn unknown(spec: &Spec) -> Option<&str> {
     let names = spec.devices.iter().filter_map(|device| given(device).map(|(name, _)| name));
     names.into_iter().find(|name| DeviceName::parse(name).is_none())
@@ -75,17 +78,17 @@ fn unknown(spec: &Spec) -> Option<&str> {
 /// A claim that has no record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unaccounted {
-    /// UID of the claim.
+    /// The UID of the claim.
     pub uid: String,
-    /// Devices that its CDI spec names; empty if only the API knows it.
+    /// The devices that the claim's CDI spec names; empty if only the API knows the claim.
     pub named: Vec<Named>,
-    /// Its devices.
+    /// The names of the claim's devices.
     pub devices: Vec<DeviceName>,
-    /// Its CDI spec, if that cannot be read: then it may have any device.
+    /// The claim's CDI spec, if it cannot be read: then the claim may have any device.
     pub unreadable: Option<Unreadable>,
-    /// Its namespace and name, if anything says so.
+    /// The namespace and name of the claim, if anything says so.
     pub name: Option<(String, String)>,
-    /// Numbers of the devices that its CDI spec gives containers.
+    /// The numbers of the devices that the claim's CDI spec gives containers.
     pub numbers: BTreeSet<DeviceNumber>,
 }
 
@@ -94,27 +97,28 @@ pub struct Unaccounted {
 pub struct Unreadable {
     /// The file.
     pub file: PathBuf,
-    /// Why not.
+    /// The reason.
     pub reason: String,
 }
 
 impl Unaccounted {
-    /// A spec that names no device of ours gives no container anything.
+    /// Returns the claim of a spec, or `None` if the spec names no device of this driver and so gives
+    /// containers nothing.
     fn of(uid: &str, spec: &Spec) -> Option<Self> {
         let named = named(spec);
         let devices = named.iter().map(|named| named.device.clone()).collect();
-        let (name, numbers) = (edits::claim_name(spec), reach::named(spec));
+        let (name, numbers) = (edits::claim_name(spec), device_number_reuse::named(spec));
         let uid = uid.to_owned();
         (!named.is_empty()).then_some(Self { uid, named, devices, unreadable: None, name, numbers })
     }
 
-    /// Whether its CDI spec is here.
+    /// Returns true if the claim's CDI spec is here.
     pub fn has_spec(&self) -> bool {
         !self.named.is_empty() || self.unreadable.is_some()
     }
 
-    /// Returns true if a pod that uses it may be using the GPU with this minor number: the one that has it now, or the one
-    /// that had it when the claim was prepared.
+    /// Returns true if a pod that uses the claim may be using the GPU with this minor number: the GPU that
+    /// has the number now, or the one that had it when the claim was prepared.
     fn uses(&self, minor: u32, gpu: Option<&GpuUuid>) -> bool {
         let has = |named: &Named| gpu.is_some_and(|gpu| named.uuid == gpu.as_str());
         let by_name = self.devices.iter().filter(|device| device.minor() == minor);
@@ -122,7 +126,8 @@ impl Unaccounted {
         by_name.chain(by_uuid).any(|device| device.kind() != DeviceKind::Admin)
     }
 
-    /// What containers that run with it may open, whatever is theirs of it: nobody knows the record that says so.
+    /// Returns the devices that containers of the claim may open and that are not known to be the claim's
+    /// own. No record says which are its own, so only the UUIDs in its spec count.
     pub(super) fn reaches(&self, meanings: &[Meaning]) -> Vec<Reach> {
         let is_own = |gpu: &GpuUuid| self.named.iter().any(|named| named.uuid == gpu.as_str());
         let reached = meanings.iter().filter(|meaning| self.numbers.contains(&meaning.number));
@@ -139,17 +144,18 @@ impl Unaccounted {
     }
 }
 
-/// Whether a claim with a record has the whole GPU with this minor number.
+/// Returns true if a claim with a record holds the whole GPU with this minor number.
 fn is_held_whole(ledger: &Ledger, minor: u32) -> bool {
     ledger.bindings.get(&minor).is_some_and(|binding| ledger.is_held_whole(&binding.gpu))
 }
 
 impl Node {
-    /// UIDs of the claims that have a CDI spec. It is asked before the ledger is read: what comes between has a
-    /// record, and what goes is gone when it is read.
+    /// Returns the UIDs of the claims that have a CDI spec. The caller lists the specs before it reads the
+    /// ledger. A spec that is written in between has a record, and the claim of one that is removed in
+    /// between is gone from the ledger.
     ///
     /// # Errors
-    /// If the directory cannot be listed.
+    /// Fails if the directory cannot be listed.
     pub(super) fn specs(&self) -> Result<BTreeSet<String>, StoreError> {
         let prefix = edits::spec_prefix(&self.machine.site.driver);
         let names = self.machine.cdi.list(&prefix).map_err(|error| StoreError::Io {
@@ -160,13 +166,13 @@ impl Node {
         Ok(names.iter().filter_map(|name| Some(name.strip_prefix(&prefix)?.to_owned())).collect())
     }
 
-    /// Whether a claim has a CDI spec.
+    /// Returns true if a claim has a CDI spec.
     pub(super) fn has_spec(&self, uid: &str) -> bool {
         self.machine.cdi.file(&edits::spec_name(&self.machine.site.driver, uid)).exists()
     }
 
-    /// Claims that may be in use and have no record. Reads specs only of those. With an intact checkpoint one that
-    /// cannot be read is none.
+    /// Returns the claims that may be in use and have no record. Only their specs are read. With an intact
+    /// checkpoint, a spec that cannot be read is ignored.
     pub(super) fn unaccounted(&self, specs: &BTreeSet<String>, ledger: &Ledger) -> Vec<Unaccounted> {
         let driver = &self.machine.site.driver;
         let by_spec = specs.iter().filter(|uid| !ledger.has(uid)).filter_map(|uid| {
@@ -203,11 +209,11 @@ impl Node {
         found
     }
 
-    /// Refuses a claim that would share a GPU with one that the checkpoint does not know. `known` says that the claim
-    /// had its devices before.
+    /// Refuses a claim that would share a GPU with one that the checkpoint does not know. `known` says that
+    /// the claim had its devices before.
     ///
     /// # Errors
-    /// [`Refusal::Unaccounted`], [`Refusal::Unreadable`], [`Refusal::Beyond`].
+    /// Fails with [`Refusal::Unaccounted`], [`Refusal::Unreadable`] or [`Refusal::Beyond`].
     pub(super) fn refuse_beside_unaccounted(
         &self,
         request: &Request,
@@ -249,13 +255,13 @@ impl Node {
         Ok(())
     }
 
-    /// Removes what is here of a claim that has no record. Its GPU instances then belong to no claim, and go as
-    /// such. Returns whether there was anything. The claim is reserved.
+    /// Removes the files of a claim that has no record. Its GPU instances then belong to no claim, and are
+    /// removed as such. Returns true if there was anything to remove. The caller has reserved the claim.
     ///
     /// # Errors
-    /// [`UnprepareError`]; the spec is still there, and it can be tried again.
+    /// Fails with [`UnprepareError`]; the spec is still there, and the call can be repeated.
     pub(super) fn release_unaccounted(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
-        // First: while the spec is there the GPU is kept.
+        // This comes first: while the spec is there, the GPU is kept.
         self.end_unrecorded_daemon(uid, &self.ledger()?)?;
         let removed = self.remove_files(uid)?;
         let mut locked = self.store.lock(self.lock_timeout)?;
@@ -269,15 +275,15 @@ impl Node {
         Ok(removed || running)
     }
 
-    /// Removes a claim's CDI spec, the shares that it names, and its device metadata; takes back the GPUs of virtual
-    /// machines that it names. Returns whether there was a spec.
+    /// Removes a claim's CDI spec, the shares that the spec names, and the claim's device metadata, and takes
+    /// back the GPUs of virtual machines that the spec names. Returns true if there was a spec.
     ///
     /// # Errors
-    /// [`UnprepareError`]; the spec is still there, and it can be tried again.
+    /// Fails with [`UnprepareError`]; the spec is still there, and the call can be repeated.
     pub(super) fn remove_files(&self, uid: &str) -> Result<bool, UnprepareError> {
         let name = edits::spec_name(&self.machine.site.driver, uid);
         let spec = self.machine.cdi.read(&name).ok().flatten();
-        // A boot begins with NVIDIA's driver, and an address may mean another card in it.
+        // Every boot begins with NVIDIA's driver, and an address may mean another card in it.
         let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
         let now = spec.as_ref().and_then(edits::boot_id).is_some_and(|of_spec| of_spec == boot_id);
         let mut noted = note::all(&self.machine.data_dir, &boot_id);
@@ -285,7 +291,7 @@ impl Node {
         for named in spec.iter().flat_map(named) {
             share::discard(&self.machine.site.shares_dir, &named.result_id)?;
             let passed = GpuUuid::parse(&named.uuid).zip(named.passed).filter(|_| now);
-            // What is noted of it is more.
+            // The GPUs with a note are taken back below, because the note says more.
             let passed = passed.filter(|(gpu, _)| noted.iter().all(|note| note.passed.info.uuid != *gpu));
             if let Some((gpu, address)) = passed {
                 self.take_back(&gpu, &address, false)?;
@@ -295,7 +301,7 @@ impl Node {
             self.take_back(&passed.info.uuid, &passed.address, passed.persistence)?;
         }
         self.machine.remove_metadata(uid);
-        // Last: while the spec is there the GPU is kept.
+        // This comes last: while the spec is there, the GPU is kept.
         self.machine.cdi.remove(&name).map_err(|error| UnprepareError::Undo {
             undo: format!("remove CDI spec {name}"),
             source: error.into(),

@@ -1,5 +1,5 @@
-//! Errors of GPUs that an administrator has looked at: [`aliquot_model::acknowledge`] reads the Node's annotations, here
-//! what lasts of a GPU's health is cleared by them, and it is told.
+//! Handles errors of GPUs that an administrator has acknowledged. [`aliquot_model::acknowledge`] reads the
+//! Node's annotations. This module clears the lasting causes of a GPU's health accordingly, and reports it.
 
 use super::Publisher;
 use crate::notice;
@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Node;
 use std::collections::BTreeSet;
 
 impl Publisher {
-    /// Does what a Node's annotations say; the health that changes by it wakes whoever publishes it.
+    /// Applies a Node's annotations. The changed health wakes the task that publishes it.
     pub(super) fn acknowledge(&mut self, node: &Node) {
         let now = Timestamp::now();
         let read = |annotations| Acknowledgements::read(annotations, now);

@@ -1,5 +1,5 @@
-//! What of a look at the node decides its slices. While it stays as it was published, there is nothing to ask the API:
-//! claims come and go all the time, and most of them change none of it.
+//! Extracts the part of a look at the node that decides its slices. While this part stays as it was
+//! published, the API need not be asked: claims come and go all the time, and most of them change none of it.
 
 use super::mps;
 use crate::health::{Health, Xids};
@@ -9,29 +9,31 @@ use aliquot_model::GpuUuid;
 use aliquot_model::layout::{GpuState, Passthrough};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What slices are made of, but for what the API and the flags say.
+/// The data that slices are made of, apart from the API's state and the flags.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Basis {
-    /// The GPUs to publish. Those of which it was not asked yet who was given the GPU from before are left out.
+    /// The GPUs to publish. A GPU is left out while the API has not been asked which claims were given its
+    /// predecessor.
     pub(super) gpus: Vec<GpuState>,
-    /// All that are there.
+    /// The UUIDs of all GPUs that are there.
     pub(super) here: BTreeSet<GpuUuid>,
-    /// Minor numbers of those that virtual machines have.
+    /// The minor numbers of the GPUs that virtual machines have.
     pub(super) passed: BTreeSet<u32>,
-    /// What those that can be given to virtual machines are to them.
+    /// The passthrough facts of the GPUs that can be given to virtual machines.
     pub(super) passthrough: BTreeMap<GpuUuid, Passthrough>,
-    /// Minor numbers of those that are offered through MPS.
+    /// The minor numbers of the GPUs that are offered through MPS.
     pub(super) mps: BTreeSet<u32>,
-    /// Whether claims have shares of partitions.
+    /// True if claims have shares of partitions.
     pub(super) shared_partitions: bool,
-    /// Minor numbers of which is to be asked who was given the GPU from before, and that GPU.
+    /// The minor numbers for which the API has to be asked which claims were given the former GPU, with the
+    /// present GPU.
     pub(super) not_asked: BTreeMap<u32, GpuUuid>,
-    /// Whether somebody is known who was.
+    /// True if a claim is known that was given a former GPU.
     pub(super) has_former: bool,
 }
 
 impl Basis {
-    /// From what was looked at. `vanished` are claims that the API does not have any more.
+    /// Builds the basis from a look. `vanished` are claims that the API does not have any more.
     pub(super) fn of(
         overview: &Overview,
         health: &Health,

@@ -1,8 +1,8 @@
-//! GPUs that an administrator took out of service: [`aliquot_model::cordon`] reads the Node's annotations, here their
-//! taints are put on what is published, and it is told.
+//! Handles GPUs that an administrator took out of service. [`aliquot_model::cordon`] reads the Node's
+//! annotations. This module puts the taints on the published devices, and reports the cordons.
 //!
-//! What is already published says which cordons were told. Annotations that are ignored, and cordons on servers without
-//! taints, are told again after a restart.
+//! The published slices show which cordons were reported. After a restart, annotations that are ignored, and
+//! cordons on servers without taints, are reported again.
 
 use super::Publisher;
 use crate::notice;
@@ -14,27 +14,27 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What was told of cordons.
+/// The cordons that were reported.
 #[derive(Debug, Default)]
 pub(super) struct Told {
-    /// By GPU; unknown before the first look at what is published.
+    /// The effects, by GPU; unknown before the first look at the published slices.
     cordoned: Option<BTreeMap<GpuUuid, TaintEffect>>,
     ignored: BTreeSet<String>,
 }
 
-/// What a Node says.
+/// Reads the cordons from a Node.
 pub(super) fn read(node: &Node) -> Cordons {
     node.metadata.annotations.as_ref().map(Cordons::read).unwrap_or_default()
 }
 
-/// Puts the taints on the GPUs.
+/// Puts the taints of the cordons on the GPUs.
 pub(super) fn apply(gpus: &mut Vec<GpuState>, cordons: &Cordons, driver: &str, features: ServerFeatures) {
     let cordon = |gpu: &GpuState| cordons.gpus.get(&gpu.info.uuid).map(|cordon| cordon.taint(driver));
     close(gpus, cordon, features);
 }
 
-/// Puts a taint on those GPUs that are to have one. A server that keeps no taints is shown nothing of them: there is no
-/// other way to keep a claim off.
+/// Puts a taint on the GPUs for which `taint` returns one. On a server that keeps no taints these GPUs are
+/// removed: there is no other way to keep a claim off them.
 pub(super) fn close(
     gpus: &mut Vec<GpuState>,
     taint: impl Fn(&GpuState) -> Option<Taint>,
@@ -48,7 +48,7 @@ pub(super) fn close(
     });
 }
 
-/// Which GPUs are out of service according to the slices in the API.
+/// Returns the GPUs that are out of service according to the slices in the API.
 fn published(actual: &[ResourceSlice], driver: &str, gpus: &[GpuState]) -> BTreeMap<GpuUuid, TaintEffect> {
     let key = names::cordoned_taint(driver);
     let of_minor: BTreeMap<u32, &GpuUuid> = gpus.iter().map(|gpu| (gpu.info.minor, &gpu.info.uuid)).collect();
@@ -62,13 +62,14 @@ fn published(actual: &[ResourceSlice], driver: &str, gpus: &[GpuState]) -> BTree
 }
 
 impl Publisher {
-    /// Notes what is told already, before anything else is published. `gpus` are all of the node.
+    /// Notes the cordons that were already reported, before anything else is published. `gpus` are all GPUs
+    /// of the node.
     pub(super) fn note_told_cordons(&mut self, actual: &[ResourceSlice], gpus: &[GpuState]) {
         let driver = &self.settings.driver;
         self.told_cordons.cordoned.get_or_insert_with(|| published(actual, driver, gpus));
     }
 
-    /// Tells what came and went, once it is published.
+    /// Reports cordons that came and went, once they are published.
     pub(super) fn tell_cordons(
         &mut self,
         cordons: &Cordons,

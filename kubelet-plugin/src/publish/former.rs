@@ -1,4 +1,4 @@
-//! Asks the API who was given GPUs that are no longer here: see [`crate::former`].
+//! Asks the API which claims were given GPUs that are no longer here; see [`crate::former`].
 
 use super::call::API_TIMEOUT;
 use super::{PublishError, Publisher};
@@ -14,8 +14,8 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 impl Publisher {
-    /// Asks where it was not asked yet, and now and then who of those that were given them is still there. What is
-    /// published has no GPU of which it was not asked.
+    /// Asks the API where it was not asked yet, and from time to time which of the claims that were given
+    /// former GPUs are still there. No GPU is published before it was asked for.
     pub(super) async fn ask_for_former(
         &mut self,
         asked: BTreeMap<u32, GpuUuid>,
@@ -36,7 +36,7 @@ impl Publisher {
         let node = Arc::clone(&self.node);
         let noted = tokio::task::spawn_blocking(move || node.note_former(&asked, &allocated)).await;
         match noted {
-            // What is published follows from the ledger, which is read anew.
+            // The slices follow from the ledger, which is read again.
             Ok(Ok(true)) => self.changed.notify_one(),
             Ok(Ok(false)) => {}
             Ok(Err(error)) => return Err(error.into()),

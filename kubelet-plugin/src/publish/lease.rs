@@ -1,5 +1,5 @@
-//! Whether a controller is alive. Clocks of other machines are not trusted: a lease is alive while it
-//! changes.
+//! Finds out whether a controller is alive. Clocks of other machines are not trusted: a Lease is alive while
+//! it changes.
 
 use super::call::call;
 use jiff::Timestamp;
@@ -8,10 +8,10 @@ use kube::{Api, Client};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How often it is looked at during a hand-over.
+/// The interval between looks during a hand-over.
 pub(super) const POLL: Duration = Duration::from_secs(2);
 
-/// What was seen of the controller's Lease.
+/// The observed state of the controller's Lease.
 #[derive(Debug, Default)]
 pub(super) struct ControllerLease {
     renewed: Option<Timestamp>,
@@ -21,12 +21,12 @@ pub(super) struct ControllerLease {
 }
 
 impl ControllerLease {
-    /// Since when no controller has been alive, without interruption.
+    /// Returns the time since which no controller has been alive, without interruption.
     pub(super) const fn absent_since(&self) -> Option<Timestamp> {
         self.absent_since
     }
 
-    /// Looks. What cannot be told counts as alive.
+    /// Reads the Lease. If it cannot be read, the controller counts as alive.
     pub(super) async fn poll(&mut self, client: &Client, namespace: &str, name: &str, now: Timestamp) {
         if self.polled.is_some_and(|at| at.elapsed() < POLL / 2) {
             return;

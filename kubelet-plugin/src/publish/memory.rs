@@ -1,6 +1,7 @@
-//! What survives a restart beside the slices themselves: `publish.json` in the data directory.
+//! Keeps the publisher's state that survives a restart besides the slices themselves: `publish.json` in the
+//! data directory.
 
-use crate::mode::Phase;
+use crate::allocation_mode::Phase;
 use crate::partitioning::Partitioning;
 use crate::store::{StoreError, replace};
 use serde::{Deserialize, Serialize};
@@ -11,19 +12,22 @@ const FILE: &str = "publish.json";
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Memory {
-    /// Highest generation ever used.
+    /// The highest pool generation ever used.
     #[serde(default)]
     pub(super) generation: i64,
-    /// Where the pool is between the allocators.
+    /// The phase of the pool between the allocators.
     #[serde(default)]
     pub(super) phase: Option<Phase>,
-    /// Who makes partitions, for an instance that stands by.
+    /// The other drivers that give out GPUs of the node.
+    #[serde(default)]
+    pub(super) others: Option<super::others::Seen>,
+    /// The party that makes partitions, for an instance that stands by.
     #[serde(default)]
     pub(super) partitioning: Partitioning,
 }
 
 impl Memory {
-    /// Reads it; what is not there or not readable is learned from the slices again.
+    /// Reads the file. State that is missing or unreadable is learned from the slices again.
     pub(super) fn load(data_dir: &Path) -> Self {
         let path = data_dir.join(FILE);
         let Ok(bytes) = fs::read(&path) else { return Self::default() };

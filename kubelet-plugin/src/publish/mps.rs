@@ -1,4 +1,4 @@
-//! Which GPUs are offered through MPS. Pure, but for a look at the supervisor's lock.
+//! Finds the GPUs that are offered through MPS. Pure, except for a look at the supervisor's lock.
 
 use crate::mps::Mps;
 use crate::prepare::Overview;
@@ -6,8 +6,9 @@ use aliquot_model::layout::GpuState;
 use aliquot_model::{DeviceKind, GpuUuid};
 use std::collections::BTreeSet;
 
-/// Minor numbers of all GPUs while a supervisor runs daemons, and of those that a claim has through MPS in any case: an
-/// allocated device counts only while it is published, and its GPU would be given out once more.
+/// Returns the minor numbers of all GPUs while a supervisor runs daemons, and always those of GPUs that a
+/// claim has through MPS. An allocated device counts only while it is published; otherwise its GPU would be
+/// given out once more.
 pub(super) fn offered(mps: &Mps, gpus: &[GpuState], overview: &Overview) -> BTreeSet<u32> {
     let served = mps.is_served();
     let held = |gpu: &GpuUuid| {

@@ -1,7 +1,7 @@
-//! Where the pool is between the allocators, and what is said of it: [`crate::mode`] decides.
+//! Keeps the phase of the pool between the allocators, and reports it; [`crate::allocation_mode`] decides.
 
 use super::{PublishError, Publisher, lease};
-use crate::mode::{self, Observed, Phase, Published, Target};
+use crate::allocation_mode::{self, Observed, Phase, Published, Target};
 use crate::publish::lease::ControllerLease;
 use crate::reasons;
 use aliquot_model::layout::{AllocatorMode, ServerFeatures, Slice};
@@ -12,36 +12,39 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use std::time::Duration;
 
 impl Publisher {
-    /// Where the pool is between the allocators.
+    /// Decides the phase of the pool, and returns it with the longest time until the next look.
     pub(super) async fn decide_phase(
         &mut self,
         node: &Node,
         actual: &[ResourceSlice],
         features: ServerFeatures,
     ) -> Result<(Phase, Option<Duration>), PublishError> {
-        let label = node.metadata.labels.as_ref().and_then(|map| map.get(mode::MODE_KEY));
+        let label = node.metadata.labels.as_ref().and_then(|map| map.get(allocation_mode::MODE_KEY));
         let annotations = node.metadata.annotations.as_ref();
-        let annotation = annotations.and_then(|map| map.get(mode::MODE_KEY));
-        let target =
-            mode::target(label.map(String::as_str), annotation.map(String::as_str), self.settings.mode)
-                .unwrap_or_else(|text| {
-                    self.events.node_warning(
-                        reasons::MODE_INVALID,
-                        format!(
-                            "{} of Node {} is {text:?}, neither controller nor scheduler; {:?} counts",
-                            mode::MODE_KEY,
-                            self.settings.node,
-                            self.settings.mode
-                        ),
-                    );
+        let annotation = annotations.and_then(|map| map.get(allocation_mode::MODE_KEY));
+        let target = allocation_mode::target(
+            label.map(String::as_str),
+            annotation.map(String::as_str),
+            self.settings.mode,
+        )
+        .unwrap_or_else(|text| {
+            self.events.node_warning(
+                reasons::MODE_INVALID,
+                format!(
+                    "{} of Node {} is {text:?}, neither controller nor scheduler; {:?} counts",
+                    allocation_mode::MODE_KEY,
+                    self.settings.node,
                     self.settings.mode
-                });
+                ),
+            );
+            self.settings.mode
+        });
         if !features.taints {
             return Ok((Phase::Settled { by: Target::Scheduler }, None));
         }
         let said = |key: &str| {
             let text = annotations?.get(key)?;
-            let generation = mode::generation_said(text, self.memory.generation);
+            let generation = allocation_mode::generation_said(text, self.memory.generation);
             if generation.is_none() {
                 tracing::warn!(
                     node = self.settings.node,
@@ -50,12 +53,14 @@ impl Publisher {
             }
             generation
         };
-        let (acknowledged, scheduler_idle) = (said(mode::ACKNOWLEDGED_KEY), said(names::SCHEDULER_IDLE));
-        // What was said at a time that we have forgotten must not count for the next hand-over.
+        let (acknowledged, scheduler_idle) =
+            (said(allocation_mode::ACKNOWLEDGED_KEY), said(names::SCHEDULER_IDLE));
+        // A generation that an annotation named is noted, so that it cannot count for a later hand-over after
+        // it was forgotten.
         let highest = self.memory.generation;
         self.memory.generation = [acknowledged, scheduler_idle].into_iter().flatten().fold(highest, i64::max);
         let published = published_mode(actual, &self.settings.driver);
-        let mut phase = mode::at_start(self.memory.phase, published, target);
+        let mut phase = allocation_mode::at_start(self.memory.phase, published, target);
         let now = Timestamp::now();
         if matches!(phase, Phase::HandOver { published: Some(_), .. }) {
             self.lease
@@ -71,7 +76,7 @@ impl Publisher {
             scheduler_idle,
             controller_absent_since: self.lease.absent_since(),
         };
-        let (next, wake) = mode::next(phase, &observed, &self.settings.waits);
+        let (next, wake) = allocation_mode::next(phase, &observed, &self.settings.waits);
         if next != phase {
             tracing::info!(from = ?phase, to = ?next, "allocator mode");
         }
@@ -90,7 +95,7 @@ impl Publisher {
         Ok((phase, [wake, polling].into_iter().flatten().min()))
     }
 
-    /// That a hand-over ended; that one began is said once everybody can see it.
+    /// Reports that a hand-over ended. Its beginning is reported once all can see it.
     fn say_settled(&self, phase: Phase) {
         if let Phase::Settled { by } = phase {
             self.events.node_normal(reasons::HAND_OVER_DONE, format!("devices are allocated by the {by:?}"));
@@ -103,7 +108,7 @@ impl Publisher {
             "the controller has acknowledged it, or has been absent for {:?}",
             self.settings.waits.absent_controller
         );
-        let until = phase.until(&self.settings.waits).map(mode::stated);
+        let until = phase.until(&self.settings.waits).map(allocation_mode::stated);
         let idle = until.map(|until| {
             format!("kube-scheduler has nothing under way that could take them, until {until} at the latest")
         });
@@ -118,11 +123,12 @@ impl Publisher {
         );
     }
 
-    /// A hand-over that is now visible to all starts its clock. Returns whether to look again at once.
+    /// Starts the clock of a hand-over that is now visible to all. Returns true if another look is due at
+    /// once.
     pub(super) fn note_hand_over(&mut self, desired: &[Slice], phase: Phase) -> Result<bool, PublishError> {
         let Phase::HandOver { from, published: None } = phase else { return Ok(false) };
         if desired.iter().all(|slice| slice.devices.is_empty()) {
-            // Nothing to hand over, nobody to acknowledge it.
+            // There is nothing to hand over, and nobody will acknowledge it.
             self.memory.phase = None;
             return self.save_memory().map(|()| false);
         }
@@ -135,8 +141,8 @@ impl Publisher {
     }
 }
 
-/// Who is in charge according to the slices in the API. Mixed slices (a write that was cut off) count
-/// as a hand-over; slices without devices say nothing.
+/// Returns the mode according to the slices in the API. Mixed slices (from a write that was interrupted)
+/// count as a hand-over; slices without devices say nothing.
 pub(super) fn published_mode(actual: &[ResourceSlice], driver: &str) -> Option<AllocatorMode> {
     let key = names::controller_taint(driver);
     let mut modes = actual.iter().flat_map(|slice| slice.spec.devices.iter().flatten()).map(|device| {

@@ -1,4 +1,4 @@
-//! What wakes the publisher, besides its own timers.
+//! Builds the stream of events that wake the publisher, besides its own timers.
 
 use super::Publisher;
 use futures::{Stream, StreamExt, stream};
@@ -16,7 +16,8 @@ pub(super) enum Wake {
 }
 
 impl Publisher {
-    /// Watches our slices, our Node and whether MPS is served; errors are retried inside, with back-off.
+    /// Watches the slices of the node, the Node itself, and whether MPS is served. Errors are retried inside,
+    /// with back-off.
     pub(super) fn wakes(&self) -> Wakes {
         let config = watcher::Config::default().fields(&self.slices_selector());
         let slices = watcher(self.slices_api(), config).default_backoff().filter_map(|event| async move {

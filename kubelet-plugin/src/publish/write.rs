@@ -1,4 +1,4 @@
-//! The writes: the difference between what is there and what should be.
+//! Writes the difference between the actual and the desired slices.
 
 use super::call::call;
 use super::phase::published_mode;
@@ -9,7 +9,7 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::api::{DeleteParams, PostParams};
 
 impl Publisher {
-    /// Writes the difference and says what the server dropped.
+    /// Writes the difference, and returns what the server dropped.
     pub(super) async fn write(
         &mut self,
         actual: &[ResourceSlice],
@@ -27,7 +27,7 @@ impl Publisher {
             return Ok(Dropped::default());
         }
         if actual.is_empty() {
-            // Before anything is visible, see on a dry run what the server keeps.
+            // Before anything is visible, a dry run shows what the server keeps.
             let dropped = self.dry_run(&writes.create).await?;
             if dropped.any() {
                 return Ok(dropped);
@@ -77,7 +77,7 @@ impl Publisher {
         Ok(Dropped::default())
     }
 
-    /// Creates the first and the last object without storing them.
+    /// Creates the first and the last object without storing them, and returns what the server dropped.
     async fn dry_run(&self, objects: &[ResourceSlice]) -> Result<Dropped, PublishError> {
         let params = PostParams { dry_run: true, ..PostParams::default() };
         let mut all = Dropped::default();

@@ -1,4 +1,4 @@
-//! Recovery at the start, and what is told of it.
+//! Runs the recovery at start, and reports its result.
 
 use crate::events::Events;
 use crate::prepare::{Node, Recovery};
@@ -6,7 +6,7 @@ use crate::{notice, reasons};
 use anyhow::Context;
 use std::sync::Arc;
 
-/// Puts right what a dead process left, before anything is served.
+/// Repairs what a dead process left, before anything is served.
 pub(super) async fn recover(node: &Arc<Node>, events: &Events) -> anyhow::Result<()> {
     let worker = Arc::clone(node);
     let recovery: Recovery = tokio::task::spawn_blocking(move || worker.recover())
@@ -19,7 +19,7 @@ pub(super) async fn recover(node: &Arc<Node>, events: &Events) -> anyhow::Result
     if !recovery.unlabelled.is_empty() {
         events.node_warning(reasons::SELINUX_LABEL_REFUSED, notice::unlabelled(&recovery.unlabelled));
     }
-    // What was lost is told with the first look at the hardware, as is what is lost later.
+    // A loss is reported with the first look at the hardware, as is a later loss.
     if let Some(lost) = recovery.lost.as_ref().filter(|lost| !lost.is_loss()) {
         tracing::info!(reason = lost.reason, "the ledger begins anew");
     }

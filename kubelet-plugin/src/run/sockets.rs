@@ -1,4 +1,4 @@
-//! The two sockets that the kubelet calls: registration, and DRA with the health stream.
+//! Serves the two sockets that the kubelet calls: registration, and DRA with the health stream.
 
 use crate::agent::Agent;
 use crate::events::Events;
@@ -38,7 +38,7 @@ pub(super) async fn serve_dra(
     }
 }
 
-/// Serves the registration socket; binds it anew when the kubelet refused, which makes it look again.
+/// Serves the registration socket. Binds it anew when the kubelet refused, so that the kubelet looks again.
 pub(super) async fn register(
     path: &Path,
     driver: &str,
@@ -88,7 +88,7 @@ pub(super) async fn register(
         }
         socket.remove();
         stop.cancel();
-        // The kubelet keeps no stream open here; whatever hangs does not hold us up.
+        // The kubelet keeps no stream open here; a call that hangs does not hold up the agent.
         let _ = tokio::time::timeout(Duration::from_secs(1), server).await;
     }
 }

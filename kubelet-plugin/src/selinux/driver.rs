@@ -1,6 +1,7 @@
-//! Whether confined containers may use the driver's files. Those under `/usr` are labelled by the distribution; those of
-//! a driver container or of an installer's own directory may not be, and a container's loader does not say why it does
-//! not find a library that it may not read. They are not ours to label.
+//! Checks whether confined containers may use the driver's files. Files under `/usr` are labelled by the
+//! distribution. Those of a driver container or of an installer's own directory may not be, and a container's
+//! loader does not say why it does not find a library that it may not read. This driver must not label these
+//! files itself.
 
 use crate::args::Args;
 use crate::driver::{Driver, DriverFile, DriverFiles};
@@ -14,31 +15,31 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What a process in the container of somebody without special rights is labelled. Pods have categories besides, which
-/// files of the host do not have.
+/// The label of a process in a container without special rights. Pods also have categories, which files of
+/// the host do not have.
 pub const CONTAINER: &str = "system_u:system_r:container_t:s0";
 
-/// What a loader does with a library, and what starting a program takes.
+/// The permissions that a loader needs for a library, and that starting a program needs.
 const EXECUTED: &[&str] = &["getattr", "open", "read", "map", "execute"];
-/// What reading data takes.
+/// The permissions that reading data needs.
 const READ: &[&str] = &["getattr", "open", "read"];
 
 /// A file of the driver that containers may not use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Denied {
-    /// On the host.
+    /// The path on the host.
     pub path: PathBuf,
-    /// Its label.
+    /// The file's label.
     pub label: Label,
-    /// What containers may not do with it.
+    /// The permissions that containers lack.
     pub permissions: Vec<&'static str>,
 }
 
-/// Files of the driver that containers get and that those with this label may not use. What has no label to be seen, and
-/// sockets, are left out.
+/// Returns the driver's files that containers get but may not use if they run with the label `container`.
+/// Sockets and files without a visible label are left out.
 ///
 /// # Errors
-/// If the policy does not say.
+/// Fails if the policy cannot be queried.
 pub fn denied(
     policy: &Policy,
     container: &Label,
@@ -49,7 +50,7 @@ pub fn denied(
     let is_program = |file: &DriverFile| file.container.iter().any(|path| path.contains("bin/"));
     let (programs, data): (Vec<_>, Vec<_>) = others.into_iter().partition(is_program);
     let executed = libraries.into_iter().chain(programs).map(|file| (file.host, EXECUTED));
-    // Many files have few labels.
+    // Many files share few labels.
     let mut known: BTreeMap<(Label, &[&str]), Vec<&'static str>> = BTreeMap::new();
     let mut found = Vec::new();
     for (path, wanted) in executed.chain(data.into_iter().map(|file| (file.host, READ))) {
@@ -73,9 +74,9 @@ pub fn denied(
     Ok(found)
 }
 
-/// Tells where SELinux keeps containers from the driver's files. Whether it does cannot be found out where the host's
-/// selinuxfs is not to be seen: it is below the driver's root where that is the host's, or in the tree of its first
-/// process.
+/// Reports where SELinux keeps containers from the driver's files. This can be found out only if the host's
+/// selinuxfs is visible: below the driver's root if that is the host's root, or in the tree of the host's
+/// first process.
 pub async fn tell(args: &Args, node: &Arc<Node>, events: &Events) {
     if !node.machine.labels.are_given() {
         return;

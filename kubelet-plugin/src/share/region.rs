@@ -1,9 +1,9 @@
-//! The region of a share: the one file of ours that its containers write.
+//! Makes the region of a share: the only file of this driver that the share's containers write.
 //!
-//! Containers get the file mounted and not its directory, so they cannot change the directory's entries. On the node's
-//! disk they could still make the file larger until the disk is full, so each region has a file system in memory of its
-//! own, of exactly its size and with room for one file. Whatever a container writes, punches out, locks or keeps open,
-//! the node has no more to give for it.
+//! Containers get the file mounted and not its directory, so they cannot change the directory's entries. On
+//! the node's disk they could still enlarge the file until the disk is full. So each region has an in-memory
+//! file system of its own, of exactly its size and with room for one file. Whatever a container writes,
+//! punches out, locks or keeps open, it cannot use more of the node's memory.
 
 use crate::selinux::Labels;
 use crate::store::{StoreError, io_error};
@@ -29,18 +29,19 @@ pub enum RegionStorage {
     Directory,
 }
 
-/// How a region comes into its containers.
+/// The way in which a region is mounted into its containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RegionMount {
-    /// The file.
+    /// The file is mounted.
     #[default]
     File,
-    /// Its directory, as earlier releases mounted it. Containers that have the directory can have put a link in the
-    /// file's place, which a runtime would follow on the host, so such a share keeps its directory.
+    /// The directory is mounted, as earlier releases did. Containers that have the directory may have put a
+    /// link in the file's place, which a runtime would follow on the host. So such a share keeps its
+    /// directory.
     Directory,
 }
 
-/// Why a region could not be made.
+/// The reason why a region could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
     /// The kernel refused the mount.
@@ -51,14 +52,14 @@ pub enum RegionError {
          containers fill the disk", path.display()
     )]
     Mount {
-        /// Where.
+        /// The mount point.
         path: PathBuf,
-        /// With what.
+        /// The mount options.
         options: String,
-        /// Why not.
+        /// The reason.
         source: Errno,
     },
-    /// The file system refused the file.
+    /// The file could not be made.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -82,7 +83,8 @@ pub(super) fn make(dir: &Path, storage: RegionStorage, labels: &Labels) -> Resul
         .map_err(io_error("create", &path))?;
     let header = initial_header();
     file.write_all(&header).map_err(io_error("write", &path))?;
-    // Written, not only sized: a hole that cannot be filled later would kill the process that maps it.
+    // The file is written, not only sized: a hole that cannot be filled later would kill the process that
+    // maps it.
     let zeros = vec![0u8; REGION_FILE_SIZE.saturating_sub(header.len())];
     file.write_all(&zeros).map_err(io_error("write", &path))?;
     file.sync_all().map_err(io_error("sync", &path))?;
@@ -91,7 +93,8 @@ pub(super) fn make(dir: &Path, storage: RegionStorage, labels: &Labels) -> Resul
     Ok(())
 }
 
-/// Options of a share's file system: the region's size, two inodes (root and file), and its SELinux label.
+/// Returns the mount options of a share's file system: the region's size, two inodes (root and file), and its
+/// SELinux label.
 fn mount_options(labels: &Labels) -> String {
     format!("size={REGION_FILE_SIZE},nr_inodes=2,mode=0755{}", labels.mount_option())
 }

@@ -1,16 +1,16 @@
-//! What `status.devices[].data` of a claim says of a device: what was prepared, in the words of the attributes under
-//! which the device is published. Pure.
+//! Builds `status.devices[].data` of a claim: the data of a prepared device, with the names of the attributes
+//! under which the device is published. Pure: it does no I/O.
 //!
 //! | field | of | is |
 //! |---|---|---|
-//! | `type` | all | kind of device: gpu, mig, mig-share, share, timeslice, mps, admin |
-//! | `uuid` | all | UUID of the GPU, of a partition and of a share of one that of the MIG device |
+//! | `type` | all | kind of device: gpu, mig, mig-share, share, timeslice, mps, vfio, admin |
+//! | `uuid` | all | UUID of the GPU; for a partition and a share of one, UUID of the MIG device |
 //! | `parentUUID` | mig, mig-share | UUID of its GPU |
 //! | `productName`, `pciBusID`, `minor` | all | the GPU's |
-//! | `profile`, `placement{start, size}` | mig, mig-share | what was cut, and its memory slices |
+//! | `profile`, `placement{start, size}` | mig, mig-share | the MIG profile, and its memory slices |
 //! | `gpuInstanceID`, `computeInstanceID` | mig, mig-share | as NVML numbers them until the partition ends |
-//! | `memoryBytes`, `coresPercent` | share, mig-share | limits in force, also where they were changed while it runs; 0 percent is best effort; of a share of a partition in percent of that |
-//! | `slots` | share, mig-share | tenants' places that it takes |
+//! | `memoryBytes`, `coresPercent` | share, mig-share | limits in force (see below) |
+//! | `slots` | share, mig-share | tenants' slots that it takes |
 //! | `computePolicy` | share, mig-share | `Hard`: never above `coresPercent`; `Soft`: above while others are idle |
 //! | `priority` | share, mig-share | order of borrowers under `Soft` |
 //! | `failMode` | share, mig-share | `Closed`: no CUDA without the limiter; `Open`: without limits then |
@@ -19,8 +19,11 @@
 //! | `pinnedDeviceMemoryLimitBytes` | mps, where it is limited | memory that each process may have on the GPU |
 //! | `timeSlice` | timeslice and gpu, where one was asked for | the interval that was asked for |
 //!
-//! What is not known is left out. Every value is a number, a word of ours or a bounded text of the driver, so all of it
-//! has a small part of the 10 KiB that the API allows.
+//! The limits in force include changes that were made while the share runs. 0 percent is best effort. The
+//! percentage of a share of a partition is a percentage of that partition.
+//!
+//! Unknown values are left out. Every value is a number, a fixed word, or a text of the driver of limited
+//! length. So the data takes only a small part of the 10 KiB that the API allows.
 
 use crate::ledger::{Device, Limit, Partition, Share};
 use aliquot_model::config::{ComputePolicy, FailMode, MpsConfig, TimeSliceInterval};
@@ -29,20 +32,20 @@ use aliquot_model::names::ATTR_PCI_BUS_ID;
 use aliquot_model::{DeviceKind, GpuInfo, LiveMig, MigUuid, Placement, ProfileName};
 use serde::Serialize;
 
-/// A GPU as it was read, with the partitions on it.
+/// The facts of a GPU as they were read, with the partitions on it.
 pub type Facts = (GpuInfo, Vec<LiveMig>);
 
 /// The fields, in the order of the table above.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceData {
-    /// Kind of device.
+    /// The kind of the device.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<&'static str>,
-    /// UUID of the GPU or of the MIG device.
+    /// The UUID of the GPU or of the MIG device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    /// UUID of a partition's GPU.
+    /// The UUID of a partition's GPU.
     #[serde(rename = "parentUUID", skip_serializing_if = "Option::is_none")]
     pub parent_uuid: Option<String>,
     /// The GPU's product name.
@@ -54,70 +57,70 @@ pub struct DeviceData {
     /// The GPU's minor number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub minor: Option<u32>,
-    /// Of a partition.
+    /// The data of a partition.
     #[serde(flatten)]
     pub partition: Option<PartitionData>,
-    /// Of a share.
+    /// The data of a share.
     #[serde(flatten)]
     pub share: Option<ShareData>,
-    /// Of a GPU that is given through MPS.
+    /// The data of a GPU that is given through MPS.
     #[serde(flatten)]
     pub mps: Option<MpsData>,
-    /// Interval between processes.
+    /// The time slice between processes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time_slice: Option<TimeSliceInterval>,
 }
 
-/// A partition's part.
+/// The data of a partition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PartitionData {
-    /// Profile.
+    /// The profile.
     pub profile: ProfileName,
-    /// Memory slices.
+    /// The placement in memory slices.
     pub placement: Placement,
-    /// GPU instance.
+    /// The ID of the GPU instance.
     #[serde(rename = "gpuInstanceID", skip_serializing_if = "Option::is_none")]
     pub gpu_instance: Option<u32>,
-    /// Compute instance.
+    /// The ID of the compute instance.
     #[serde(rename = "computeInstanceID", skip_serializing_if = "Option::is_none")]
     pub compute_instance: Option<u32>,
 }
 
-/// A share's part.
+/// The data of a share.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ShareData {
-    /// Bytes of memory, at the moment.
+    /// Bytes of GPU memory, as limited at the moment.
     pub memory_bytes: u64,
-    /// Percent of compute, at the moment.
+    /// Percent of compute, as limited at the moment.
     pub cores_percent: u8,
-    /// Places.
+    /// The number of tenants' slots.
     pub slots: u64,
-    /// Hard or soft.
+    /// The compute policy, hard or soft.
     pub compute_policy: ComputePolicy,
-    /// Order of borrowers.
+    /// The priority of the share among those that borrow compute.
     pub priority: i8,
-    /// When the limiter cannot work.
+    /// The behaviour when the limiter cannot work.
     pub fail_mode: FailMode,
-    /// Bytes of managed memory on top.
+    /// Bytes of managed memory on top of the share's GPU memory.
     pub oversubscribe_bytes: u64,
 }
 
-/// The part of a GPU that is given through MPS: limits of each of the claim's processes.
+/// The data of a GPU that is given through MPS: the limits of each of the claim's processes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MpsData {
     /// Percent of the multiprocessors.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub active_thread_percentage: Option<u8>,
-    /// Bytes of memory on the GPU.
+    /// Bytes of GPU memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pinned_device_memory_limit_bytes: Option<u64>,
 }
 
 impl DeviceData {
-    /// What the ledger has of a device, with what was read of its GPU.
+    /// Builds the data from the ledger's device and the facts of its GPU.
     pub fn of(device: &Device, (info, live): &Facts) -> Self {
         let name = device.name();
         let published =
@@ -149,7 +152,7 @@ impl DeviceData {
 
 impl PartitionData {
     fn of(partition: &Partition, live: &[LiveMig]) -> Self {
-        // Another instance in its place is another partition.
+        // An instance with another UUID at the same placement is another partition.
         let own = live.iter().find(|mig| mig.uuid.is_some() && mig.uuid == partition.uuid);
         Self {
             profile: partition.profile.clone(),

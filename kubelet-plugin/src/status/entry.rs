@@ -1,4 +1,5 @@
-//! One entry of `status.devices`: condition and data, beside what was there before. Pure.
+//! Builds one entry of `status.devices`: condition and data, based on the entry that was there before. Pure:
+//! it does no I/O.
 
 use crate::claim::ResultKey;
 use jiff::Timestamp;
@@ -6,28 +7,29 @@ use k8s_openapi::api::resource::v1::AllocatedDeviceStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Map, Value, json};
 
-/// Type of the condition that we write.
+/// The type of the condition that this driver writes.
 pub const CONDITION: &str = "Prepared";
-/// Longest message of a condition.
+/// The longest message of a condition, in characters.
 const MOST_CHARACTERS: usize = 1024;
 
-/// What came of the last call of the kubelet.
+/// The result of the kubelet's last call.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Said {
-    /// The device is prepared. Also where there was no call since this agent started: the ledger says so.
+    /// The device is prepared. This is also the state if there was no call since this agent started: the
+    /// ledger shows it.
     #[default]
     Prepared,
-    /// It could not be prepared.
+    /// The device could not be prepared.
     Failed {
-        /// CamelCase.
+        /// The reason in CamelCase.
         reason: &'static str,
-        /// For people.
+        /// The note for people.
         note: String,
     },
 }
 
-/// The entry of a result as it is to be. One that says what the entry before it says is equal to what [`ours`] reads of
-/// that.
+/// Builds the wanted entry of a result. If it says the same as the entry before, it is equal to what [`ours`]
+/// reads from that entry.
 pub(super) fn entry(
     driver: &str,
     key: &ResultKey,
@@ -46,7 +48,7 @@ pub(super) fn entry(
     told(driver, key, (status, reason, &message, since), data)
 }
 
-/// What an entry says of what we write, and nothing else of it.
+/// Returns the fields of an entry that this driver writes, and nothing else of it.
 pub(super) fn ours(driver: &str, key: &ResultKey, before: &AllocatedDeviceStatus) -> Option<Value> {
     let condition = condition_of(before)?;
     let Condition { status, reason, message, last_transition_time, .. } = condition;
@@ -85,7 +87,7 @@ fn told(
     Value::Object(entry)
 }
 
-/// The entry of a result among those of a claim.
+/// Returns the entry of a result among those of a claim.
 pub(super) fn find<'a>(
     devices: &'a [AllocatedDeviceStatus],
     driver: &str,

@@ -1,5 +1,6 @@
-//! Follows the ledger: the status of every prepared claim says what the claim has now, also after a limit was changed
-//! while it runs, and where an earlier agent died before it could say so.
+//! Follows the ledger: the status of every prepared claim shows what the claim has now. This also covers a
+//! limit that was changed while the claim runs, and a status that an earlier agent could not write before it
+//! died.
 
 use super::data::{DeviceData, Facts};
 use super::{StatusWriter, Wanted};
@@ -10,12 +11,12 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// The task.
+/// The task that follows the ledger.
 #[derive(Debug)]
 pub struct Follower {
-    /// Who writes.
+    /// The writer of the status.
     pub writer: StatusWriter,
-    /// Changes with ledger and hardware.
+    /// The overview, which changes with ledger and hardware.
     pub overview: watch::Receiver<Arc<Overview>>,
 }
 
@@ -40,12 +41,12 @@ impl Follower {
         let gpus = overview.there();
         let prepared = overview.ledger.claims.values();
         for record in prepared.filter(|record| record.state == State::Completed && !record.is_parked()) {
-            // What was said of a GPU that nobody could read yet stays.
+            // The status stays as it was while a GPU of the claim has not been read yet.
             let Some(wanted) = wanted(record, &gpus) else { continue };
             let gone = overview.gone.iter().find(|gone| gone.claim.uid == record.claim.uid);
             self.writer.found(&record.claim.uid, gone.map(notice::partition_gone));
             let Err(error) = self.writer.keep(&record.claim, wanted).await else { continue };
-            // The next look is soon enough.
+            // The write is tried again at the next look.
             tracing::debug!(claim.uid = %record.claim.uid, %error, "status.devices not written");
             if !is_about_the_claim(&error) {
                 return;
@@ -54,14 +55,14 @@ impl Follower {
     }
 }
 
-/// Whether other claims may fare better: the server answered, and could not take this one. A claim may be too large for
-/// one more word, or an admission policy refuse it.
+/// Returns true if writes for other claims may succeed: the server answered, and could not accept this one. A
+/// claim may be too large for one more word, or an admission policy may refuse it.
 fn is_about_the_claim(error: &anyhow::Error) -> bool {
     const BUSY: [u16; 4] = [401, 429, 503, 504];
     matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if !BUSY.contains(&status.code))
 }
 
-/// What is to be said of each device; `None` while a GPU of theirs was never read.
+/// Returns the wanted status of each device; `None` while a GPU of the claim was never read.
 fn wanted(record: &Record, gpus: &[Facts]) -> Option<Vec<Wanted>> {
     let devices = record.devices.iter().map(|device| {
         let facts = gpus.iter().find(|(info, _)| info.uuid == device.gpu)?;

@@ -1,16 +1,18 @@
-//! What the file that was read or written last says, so that of the next one only what differs is decoded.
+//! Remembers the decoded content of the file that was last read or written, so that only the differences of
+//! the next file are decoded.
 //!
-//! Disk stays the truth: a file is read each time, and only bytes that are those of before are taken to say the same.
+//! The state on disk is authoritative: a file is read each time, and only identical bytes are taken to have
+//! the same meaning.
 
 use crate::checkpoint::{self, CheckpointError};
 use crate::ledger::{Beside, Ledger};
 use std::sync::Arc;
 
-/// A ledger, and its place in the order of copies.
+/// A ledger, and its sequence number among copies.
 #[derive(Debug, Clone)]
 pub(super) struct Said {
     pub(super) ledger: Ledger,
-    /// The higher, the later.
+    /// The sequence number; a higher one is later.
     pub(super) sequence: u64,
 }
 
@@ -19,10 +21,10 @@ pub(super) struct Said {
 pub(super) struct Decoded(Option<(Vec<u8>, Arc<Said>)>);
 
 impl Decoded {
-    /// What a file's bytes say.
+    /// Returns the decoded content of a file's bytes.
     ///
     /// # Errors
-    /// As [`checkpoint::decode`].
+    /// Fails as [`checkpoint::decode`] does.
     pub(super) fn read(&mut self, bytes: Vec<u8>) -> Result<Arc<Said>, CheckpointError> {
         if let Some((_, said)) = self.0.as_ref().filter(|(before, _)| *before == bytes) {
             return Ok(Arc::clone(said));
@@ -34,9 +36,9 @@ impl Decoded {
         Ok(said)
     }
 
-    /// Takes in that these bytes were written and say this ledger.
+    /// Notes that these bytes were written for this ledger.
     pub(super) fn wrote(&mut self, bytes: Vec<u8>, ledger: &Ledger, sequence: u64) {
-        // What is beside the claims of a newer release is not written once they are gone.
+        // After the claims of a newer release are gone, its other parts are not written any more.
         if ledger.has_newer() || ledger.beside != Beside::default() {
             return;
         }

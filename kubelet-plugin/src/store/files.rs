@@ -1,4 +1,4 @@
-//! Files that are replaced, and directories that last.
+//! Replaces files atomically, and syncs directories.
 
 use super::StoreError;
 use std::fs::{self, File, OpenOptions};
@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Makes an error of the file system: [`StoreError::Full`] if space, inodes or a quota are the matter.
+/// Builds an error of the file system: [`StoreError::Full`] if space, inodes or a quota are used up.
 pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
     let path = path.to_owned();
     move |source| match source.kind() {
@@ -18,23 +18,23 @@ pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Err
 /// Replaces a file by rename: readers see the old or the new content, also after a crash.
 ///
 /// # Errors
-/// If the file system refuses; the old file is then untouched, and no other is left.
+/// Fails if the file system refuses; the old file is then unchanged, and no other file is left.
 pub fn replace(path: &Path, content: &[u8], mode: u32) -> Result<(), StoreError> {
     replace_with(path, content, mode, |_| Ok(()))
 }
 
-/// The same for a file that says nothing any more once the node was started anew: nobody waits for the disk.
+/// Replaces a file whose content means nothing after a reboot: nothing is synced to disk.
 ///
 /// # Errors
-/// As [`replace`].
+/// Fails as [`replace`] does.
 pub(crate) fn replace_until_reboot(path: &Path, content: &[u8], mode: u32) -> Result<(), StoreError> {
     replace_until_reboot_with(path, content, mode, |_| Ok(()))
 }
 
-/// The same as [`replace`], with something to be done with the new file before anybody can see it.
+/// Replaces a file as [`replace`] does, and calls `before` on the new file before it becomes visible.
 ///
 /// # Errors
-/// If that fails, or the file system refuses.
+/// Fails if `before` fails, or if the file system refuses.
 pub(crate) fn replace_with<E: From<StoreError>>(
     path: &Path,
     content: &[u8],
@@ -45,10 +45,11 @@ pub(crate) fn replace_with<E: From<StoreError>>(
     Ok(path.parent().map_or(Ok(()), sync_dir)?)
 }
 
-/// The same as [`replace_until_reboot`], with something to be done with the new file before anybody can see it.
+/// Replaces a file as [`replace_until_reboot`] does, and calls `before` on the new file before it becomes
+/// visible.
 ///
 /// # Errors
-/// If that fails, or the file system refuses.
+/// Fails if `before` fails, or if the file system refuses.
 pub(crate) fn replace_until_reboot_with<E: From<StoreError>>(
     path: &Path,
     content: &[u8],
@@ -58,10 +59,10 @@ pub(crate) fn replace_until_reboot_with<E: From<StoreError>>(
     put(path, content, mode, |_| Ok(()), before)
 }
 
-/// As [`replace`]; that it was replaced lasts once its directory was synced ([`sync_dir`]).
+/// Replaces a file as [`replace`] does. The replacement lasts once its directory was synced ([`sync_dir`]).
 ///
 /// # Errors
-/// As [`replace`].
+/// Fails as [`replace`] does.
 pub(super) fn replace_unsettled(path: &Path, content: &[u8], mode: u32) -> Result<(), StoreError> {
     put(path, content, mode, File::sync_all, |_| Ok(()))
 }
@@ -79,7 +80,7 @@ fn put<E: From<StoreError>>(
         .and_then(|()| before(&temp))
         .and_then(|()| Ok(fs::rename(&temp, path).map_err(io_error("replace", path))?));
     if replaced.is_err() {
-        // What it takes is what others lack. The first error is the one to report.
+        // The unfinished file takes space that others need. The first error is the one to report.
         let _ = fs::remove_file(&temp);
     }
     replaced
@@ -102,10 +103,10 @@ fn write(
     sync(&file).map_err(io_error("sync", path))
 }
 
-/// Makes renames and removals in a directory last.
+/// Syncs a directory, so that renames and removals in it last.
 ///
 /// # Errors
-/// If the directory cannot be synced.
+/// Fails if the directory cannot be synced.
 pub fn sync_dir(dir: &Path) -> Result<(), StoreError> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(io_error("sync", dir))
 }

@@ -1,9 +1,9 @@
-//! A checkpoint of which a newer release left nothing that this one can read.
+//! Handles a checkpoint of a newer release that this release cannot read at all.
 //!
-//! It is set aside as it is. Nobody knows what it says is held, so while it is there the ledger is one that was lost, and
-//! nothing new is prepared ([`Cause::Newer`]). A release that reads it takes it back, with what came meanwhile; an
-//! operator who goes on without removes the file. Only the files say which of these it is, so a kill between two
-//! changes is none of them.
+//! The checkpoint is set aside as it is. Nobody here can know what it says is held. So while it is there, the
+//! ledger counts as lost, and nothing new is prepared ([`Cause::Newer`]). A release that can read it takes it
+//! back, and merges what came meanwhile. An operator who goes on without it removes the file. Only the files
+//! determine which of these states it is, so a kill between two changes leaves no state of its own.
 
 use super::{Damage, Locked, StoreError, aside, io_error, sync_dir};
 use crate::checkpoint;
@@ -14,15 +14,15 @@ use std::path::PathBuf;
 /// A copy of a newer release that cannot be read.
 #[derive(Debug)]
 pub(super) struct NewerCopy {
-    /// Its name.
+    /// The name of the copy.
     pub name: &'static str,
-    /// Its place in the order of copies.
+    /// The sequence number of the copy.
     pub sequence: u64,
 }
 
 impl Locked {
-    /// Sets copies of a newer release aside, after the older one that this release would read, if there is one: that
-    /// does not say what is held either, and must not be the only one left.
+    /// Sets copies of a newer release aside. First the older copy that this release could read, if there is
+    /// one, is set aside: it does not say what is held either, and must not be the only one left.
     pub(super) fn set_newer_aside(
         &self,
         mut newer: Vec<NewerCopy>,
@@ -36,7 +36,7 @@ impl Locked {
             }),
             None => None,
         };
-        // Of two that are not equal the older one has claims that were given back.
+        // If two copies differ, the older one has claims that were released since.
         let newest = newer.iter().map(|copy| copy.sequence).max();
         newer.sort_by_key(|copy| copy.sequence);
         for copy in newer {
@@ -50,8 +50,8 @@ impl Locked {
         Ok(stale)
     }
 
-    /// Looks at what is set aside: takes back what this release reads, and says in the ledger that there is what it
-    /// does not read, or no more.
+    /// Checks the copies that are set aside. Copies that this release can read are merged back. The ledger
+    /// records whether there is a copy that it cannot read.
     pub(super) fn look_aside(&mut self, ledger: &mut Ledger) -> Result<(), StoreError> {
         let (mut readable, mut reasons) = (Vec::new(), Vec::new());
         for path in aside::newer(&self.dir)? {
@@ -61,7 +61,7 @@ impl Locked {
                 Err(error) => reasons.push(format!("{}: {error}", path.display())),
             }
         }
-        // Each was the ledger until it was set aside, and then the next one was.
+        // Each copy was the ledger until it was set aside; then the next one was.
         let files: Vec<PathBuf> = readable.iter().map(|(path, _)| path.clone()).collect();
         let theirs = readable.into_iter().map(|(_, theirs)| theirs);
         if let Some(mut theirs) = theirs.reduce(|mut before, after| {
@@ -78,7 +78,7 @@ impl Locked {
                 lost.cause = Cause::Newer;
                 lost.reason = reasons.join("; ");
             }
-            // What was taken back was not lost. The state ends with the next look at the API.
+            // A ledger that was taken back was not lost. The lost state ends with the next look at the API.
             (Some(lost), true) if lost.cause == Cause::Newer && !files.is_empty() => {
                 lost.cause = Cause::Nothing
             }
@@ -86,7 +86,7 @@ impl Locked {
             (_, true) => {}
         }
         if !files.is_empty() {
-            // On disk before its file goes.
+            // The merged ledger must be on disk before the file is removed.
             self.save_releasing(ledger)?;
             for path in files {
                 fs::remove_file(&path).map_err(io_error("remove", &path))?;

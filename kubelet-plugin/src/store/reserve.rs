@@ -1,12 +1,12 @@
-//! Space for one more checkpoint, kept for giving back.
+//! Keeps space for one more checkpoint, for operations that release something.
 //!
 //! The reserve is a file as large as a copy of the checkpoint, with its blocks and its inode. On a full disk
 //! a checkpoint is written into it, in place, and it changes places with a copy in one system call
-//! (`renameat2`), so the copy that was replaced is the reserve of the next write. No block is given back in
+//! (`renameat2`). So the copy that was replaced is the reserve of the next write. No block is freed in
 //! between that another program could take.
 //!
-//! Limits: a file system that copies on write (btrfs, ZFS) may need space to overwrite a block, and one that
-//! cannot exchange names (`EINVAL`) frees the old copy and makes the reserve anew.
+//! Limits: a file system that copies on write (btrfs, ZFS) may need space to overwrite a block. A file system
+//! that cannot exchange names (`EINVAL`) frees the old copy, and the reserve is made anew.
 
 use super::StoreError;
 use super::files::{io_error, sync_dir};
@@ -23,15 +23,15 @@ fn path(dir: &Path) -> PathBuf {
     dir.join(NAME)
 }
 
-/// The reserve's size in bytes, if there is one.
+/// Returns the reserve's size in bytes, if there is a reserve.
 pub(super) fn size(dir: &Path) -> Option<u64> {
     fs::metadata(path(dir)).ok().map(|meta| meta.len())
 }
 
-/// Sees to it that the reserve has at least this size.
+/// Grows the reserve to at least this size in bytes.
 ///
 /// # Errors
-/// If there is no room; the reserve is then what it was.
+/// Fails if there is no room; the reserve is then unchanged.
 pub(super) fn keep(dir: &Path, wanted: usize) -> Result<(), StoreError> {
     let path = path(dir);
     let (present, wanted) = (size(dir), wanted as u64);
@@ -41,15 +41,15 @@ pub(super) fn keep(dir: &Path, wanted: usize) -> Result<(), StoreError> {
     }
     let grow = || {
         let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path)?;
-        // Written and not only sized, so that the blocks are there; not zeros, which some file systems
-        // do not store.
+        // The filler is written and not only sized, so that the blocks are there; it is not zeros, which some
+        // file systems do not store.
         let filler = vec![b'.'; usize::try_from(missing).unwrap_or(usize::MAX)];
         file.write_all(&filler)?;
         file.sync_all()
     };
     let grown = grow().map_err(io_error("reserve space in", &path));
     if grown.is_err() {
-        // As it was: a part of it helps nobody. The first error is the one to report.
+        // The old size is restored: a part of the space helps nobody. The first error is the one to report.
         let _ = match present {
             Some(size) => OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(size)),
             None => fs::remove_file(&path),
@@ -59,10 +59,10 @@ pub(super) fn keep(dir: &Path, wanted: usize) -> Result<(), StoreError> {
     sync_dir(dir)
 }
 
-/// Writes the reserve and lets it change places with a file.
+/// Writes the reserve and exchanges it with a file.
 ///
 /// # Errors
-/// If the file system refuses; the file is then untouched.
+/// Fails if the file system refuses; the file is then unchanged.
 pub(super) fn exchange(dir: &Path, with: &Path, content: &[u8]) -> Result<(), StoreError> {
     let path = path(dir);
     let write = || {
@@ -75,7 +75,7 @@ pub(super) fn exchange(dir: &Path, with: &Path, content: &[u8]) -> Result<(), St
     write().map_err(io_error("write", &path))?;
     match renameat2(AT_FDCWD, &path, AT_FDCWD, with, RenameFlags::RENAME_EXCHANGE) {
         Ok(()) => {}
-        // There is no such file, or the file system knows no exchange.
+        // There is no such file, or the file system cannot exchange names.
         Err(Errno::ENOENT | Errno::EINVAL | Errno::ENOSYS) => {
             fs::rename(&path, with).map_err(io_error("replace", with))?;
             if let Err(error) = keep(dir, content.len()) {

@@ -1,23 +1,23 @@
-//! Whose turn it is in this process. The node's lock is between processes and can only be tried again and again; of the
-//! operations of one process each is woken when the one before it is done.
+//! Orders the operations of this process. The node's lock works between processes and can only be polled;
+//! within one process, each operation is woken when the one before it is done.
 
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Who has the turn, and who waits for it.
+/// The state of the turn: whether it is taken, and the operations that wait for it.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     taken: Mutex<bool>,
     free: Condvar,
 }
 
-/// The turn; the next one has it when this is dropped.
+/// The turn; the next operation gets it when this is dropped.
 #[derive(Debug)]
 pub(super) struct Turn(Arc<Turns>);
 
 impl Turns {
-    /// Blocks the thread until `until` at most; `None` then.
+    /// Takes the turn. Blocks the thread until `until` at most, and returns `None` then.
     pub(super) fn take(self: &Arc<Self>, until: Instant) -> Option<Turn> {
         let mut taken = self.taken.lock();
         while *taken {

@@ -1,4 +1,4 @@
-//! Locks that another process may have for a moment.
+//! Waits for locks that another process may have for a moment.
 
 use super::StoreError;
 use super::files::io_error;
@@ -8,15 +8,16 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Locks are held for a millisecond or so, and a call that has to wait for one should not wait for much longer.
+/// The first pause. Locks are held for a millisecond or so, and a call that has to wait for one should not
+/// wait for much longer.
 const SHORTEST: Duration = Duration::from_micros(200);
-/// Pauses grow up to this one.
+/// The longest pause; pauses grow up to it.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Opens a file to lock, and makes it and its directory if they are not there.
+/// Opens a lock file; makes it and its directory if they do not exist.
 ///
 /// # Errors
-/// If the file system refuses.
+/// Fails if the file system refuses.
 pub(crate) fn open_lock(path: &Path) -> Result<File, StoreError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -30,10 +31,11 @@ pub(crate) fn open_lock(path: &Path) -> Result<File, StoreError> {
     opened.map_err(io_error("open", path))
 }
 
-/// Tries again and again until there is something, at least once. Blocks the thread for at most `timeout`; `None` then.
+/// Repeats an attempt until it returns something; makes at least one attempt. Blocks the thread for at most
+/// `timeout`, and returns `None` then.
 ///
 /// # Errors
-/// The first of an attempt.
+/// Fails with the first error of an attempt.
 pub(crate) fn patiently<T, E>(
     timeout: Duration,
     mut attempt: impl FnMut() -> Result<Option<T>, E>,

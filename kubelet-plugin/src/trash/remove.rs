@@ -1,8 +1,8 @@
 //! Removes trees of any depth and width, with three descriptors and no recursion.
 //!
-//! A directory's subdirectories are renamed into the trash itself and come later, so each is emptied without a path and
-//! without going down. Everything is relative to open directories: no name is resolved twice and no link is followed.
-//! No mount is entered: what is a mount point cannot be renamed.
+//! A directory's subdirectories are renamed into the trash itself and are removed later, so each directory is
+//! emptied without a path and without descending. Everything is relative to open directories: no name is
+//! resolved twice and no link is followed. No mount is entered: a mount point cannot be renamed.
 
 use nix::dir::{Dir, Type};
 use nix::errno::Errno;
@@ -18,22 +18,22 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Names that are remembered at a time.
+/// The number of names that are remembered at a time.
 const AT_ONCE: usize = 4096;
 
-/// Empties a directory, which is made if it is missing, but for the entries to `spare`. Returns what could not be
-/// removed, with the reason; all else is tried. Ends early once `stop` is set. Only one process at a time does
-/// anything.
+/// Empties a directory, which is made if it is missing, except for the entries in `spare`. Returns the
+/// entries that could not be removed, with the reason; all others are still tried. Ends early once `stop` is
+/// set. Only one process at a time does anything.
 ///
 /// # Errors
-/// If the directory itself cannot be opened or listed.
+/// Fails if the directory itself cannot be opened or listed.
 pub fn sweep(dir: &Path, spare: &[OsString], stop: &AtomicBool) -> io::Result<Vec<(OsString, io::Error)>> {
     std::fs::create_dir_all(dir)?;
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let lock =
         match Flock::lock(File::from(open(dir, flags, Mode::empty())?), FlockArg::LockExclusiveNonblock) {
             Ok(lock) => lock,
-            // The other instance of an update is at it.
+            // During an update the other instance is working on it.
             Err((_, Errno::EWOULDBLOCK)) => return Ok(Vec::new()),
             Err((_, errno)) => return Err(errno.into()),
         };
@@ -60,7 +60,8 @@ fn c_string(name: &OsStr) -> Option<CString> {
 struct Work<'a> {
     trash: BorrowedFd<'a>,
     next: AtomicU64,
-    /// Entries of the trash that are to be removed. What has no room here is found by the next listing.
+    /// The entries of the trash that are to be removed. Entries that have no room here are found by the next
+    /// listing.
     todo: Vec<CString>,
 }
 
@@ -86,15 +87,15 @@ impl Work<'_> {
         Dir::from_fd(openat(self.trash, name, flags, Mode::empty())?)
     }
 
-    /// Removes one entry of the trash; of a directory, everything but its subdirectories, which then are entries of the
-    /// trash. With an error comes the name that the entry has by then.
+    /// Removes one entry of the trash. If it is a directory, everything but its subdirectories is removed;
+    /// these then are entries of the trash. An error comes with the name that the entry has by then.
     fn remove(&mut self, name: CString, stop: &AtomicBool) -> Result<(), (CString, Errno)> {
         match unlinkat(self.trash, name.as_c_str(), UnlinkatFlags::NoRemoveDir) {
             Ok(()) | Err(Errno::ENOENT) => return Ok(()),
             Err(Errno::EISDIR | Errno::EPERM) => {}
             Err(errno) => return Err((name, errno)),
         }
-        // Shows that it is no mount point.
+        // The rename shows that the entry is no mount point.
         let own = match self.take(self.trash, &name) {
             Ok(own) => own,
             Err(Errno::ENOENT) => return Ok(()),
@@ -108,7 +109,7 @@ impl Work<'_> {
             match unlinkat(self.trash, name, UnlinkatFlags::RemoveDir) {
                 Ok(()) | Err(Errno::ENOENT) => return Ok(()),
                 Err(Errno::ENOTEMPTY | Errno::EEXIST) => {}
-                // No directory: a file that could not be unlinked before.
+                // This is no directory, but a file that could not be unlinked before.
                 Err(Errno::ENOTDIR) => return unlinkat(self.trash, name, UnlinkatFlags::NoRemoveDir),
                 Err(errno) => return Err(errno),
             }
@@ -116,7 +117,7 @@ impl Work<'_> {
             if stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            // Listing while removing can miss entries; without progress it ends.
+            // A listing during removal can miss entries; the loop ends when there is no progress.
             match failed {
                 Some(errno) => return Err(errno),
                 None if removed == 0 => return Err(Errno::ENOTEMPTY),
@@ -125,8 +126,8 @@ impl Work<'_> {
         }
     }
 
-    /// Removes the files of a directory and takes its subdirectories into the trash. How many that were, and the last
-    /// failure.
+    /// Removes the files of a directory and moves its subdirectories into the trash. Returns the number of
+    /// entries removed and moved, and the last failure.
     fn strip(&mut self, name: &CStr, stop: &AtomicBool) -> nix::Result<(u64, Option<Errno>)> {
         let mut dir = self.open(name)?;
         // A second descriptor of the same directory, as the first is borrowed by the listing.
@@ -168,7 +169,8 @@ impl Work<'_> {
             let own = CString::new(format!(".{number}")).unwrap_or_default();
             match renameat(&from, name, self.trash, own.as_c_str()) {
                 Ok(()) => return Ok(own),
-                // Of an earlier process; an empty directory of that name is replaced, which removes it.
+                // The name was used by an earlier process. An empty directory of that name is replaced, which
+                // removes it.
                 Err(Errno::ENOTEMPTY | Errno::EEXIST | Errno::ENOTDIR) => {}
                 Err(errno) => return Err(errno),
             }

@@ -1,15 +1,15 @@
-//! NVML, closed for the moment in which a GPU leaves or comes back.
+//! Closes NVML for the moment in which a GPU leaves or comes back.
 
 use super::VfioError;
 use aliquot_model::GpuUuid;
 use aliquot_nvml::{Gpus, Reopening};
 use std::time::{Duration, Instant};
 
-/// How long calls that are under way may take to end, and the library to be open again.
+/// The time that calls under way may take to end, and that the library may take to be open again.
 const WAIT: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The library may be opened again when this is dropped.
+/// A guard: the library may be opened again when it is dropped.
 pub(super) struct Closed<'a>(&'a Reopening);
 
 impl Drop for Closed<'_> {
@@ -18,7 +18,7 @@ impl Drop for Closed<'_> {
     }
 }
 
-/// Closes the library, and waits until nobody holds it any more.
+/// Closes the library, and waits until nothing holds it any more.
 pub(super) fn close<'a>(
     library: Option<&'a Reopening>,
     gpu: &GpuUuid,
@@ -36,7 +36,8 @@ pub(super) fn close<'a>(
     Ok(Some(closed))
 }
 
-/// Waits until the library is open again, for whoever goes on. Where it does not open, each call says why.
+/// Waits until the library is open again, for the operations that follow. If it does not open, each call
+/// reports why.
 pub(super) fn await_open(library: Option<&Reopening>, gpus: &dyn Gpus) {
     if library.is_none() {
         return;

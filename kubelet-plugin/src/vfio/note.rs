@@ -1,6 +1,6 @@
-//! Which GPUs this agent has given to vfio-pci in this boot: a file for each, beside the checkpoint. Where the checkpoint
-//! is lost it says what a GPU is that NVML does not list, and whose the binding is: a GPU that an administrator gave to
-//! vfio-pci has no note, and is left alone.
+//! Records the GPUs that this agent has given to vfio-pci in this boot: one file each, beside the checkpoint.
+//! If the checkpoint is lost, a note identifies a GPU that NVML does not list, and shows that this agent made
+//! the binding. A GPU that an administrator gave to vfio-pci has no note, and is left alone.
 
 use crate::ledger::Passed;
 use crate::per_boot::Notes;
@@ -14,9 +14,9 @@ use std::path::Path;
 /// A GPU that was given to vfio-pci, or is about to be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Note {
-    /// UID of the claim.
+    /// The UID of the claim.
     pub claim: String,
-    /// The GPU as it was, and what undoes the change.
+    /// The GPU as it was, and the data that undoes the change.
     pub passed: Passed,
 }
 
@@ -27,19 +27,19 @@ fn notes(data_dir: &Path, boot_id: &str) -> Notes {
 /// Notes that a GPU is given to vfio-pci, before it is.
 ///
 /// # Errors
-/// Of the file system; the GPU is then not to be given away.
+/// Fails if the file system refuses; the GPU must then not be given away.
 pub fn write(data_dir: &Path, boot_id: &str, note: &Note) -> Result<(), StoreError> {
     let (notes, name) = (notes(data_dir, boot_id), note.passed.info.uuid.as_str());
     let content = serde_json::to_vec(note).map_err(io::Error::other);
     notes.write(name, &content.map_err(io_error("encode", &notes.path(name)))?)
 }
 
-/// Notes that a GPU is back. That it was not noted is no error.
+/// Notes that a GPU is back. It is no error if there was no note.
 pub fn forget(data_dir: &Path, boot_id: &str, gpu: &GpuUuid) {
     notes(data_dir, boot_id).forget(gpu.as_str());
 }
 
-/// What was given away in this boot; one that cannot be read says nothing.
+/// Returns the notes of this boot. A note that cannot be read is left out.
 pub fn all(data_dir: &Path, boot_id: &str) -> Vec<Note> {
     let mut all: Vec<Note> = Vec::new();
     for path in notes(data_dir, boot_id).all().into_values() {

@@ -1,11 +1,12 @@
-//! Persistence mode: the driver keeps a GPU initialised while nothing uses it, and does not give it away meanwhile.
+//! Switches persistence mode, in which the driver keeps a GPU initialised while nothing uses it, and does not
+//! release it meanwhile.
 
 use super::VfioError;
 use aliquot_model::GpuUuid;
 use aliquot_nvml::{GpuError, Gpus, NvmlCode};
 
-/// Switches it off. Returns whether it was on. Where nvidia-persistenced holds the GPU and cannot be asked, it is found
-/// to have it open.
+/// Switches persistence mode off. Returns true if it was on. If nvidia-persistenced holds the GPU and cannot
+/// be asked, the GPU is later found to be open.
 pub(super) fn switch_off(gpus: &dyn Gpus, gpu: &GpuUuid) -> Result<bool, VfioError> {
     let on = gpus.persistence_mode(gpu)?;
     if on {
@@ -14,7 +15,8 @@ pub(super) fn switch_off(gpus: &dyn Gpus, gpu: &GpuUuid) -> Result<bool, VfioErr
     Ok(on)
 }
 
-/// Switches it on again. Returns whether it was off. That it cannot be had any more keeps no GPU from coming back.
+/// Switches persistence mode on again. Returns true if it was off. A mode that is not available any more does
+/// not keep a GPU from coming back.
 pub(super) fn switch_on(gpus: &dyn Gpus, gpu: &GpuUuid) -> Result<bool, VfioError> {
     let switch = || match gpus.persistence_mode(gpu)? {
         true => Ok(false),
@@ -29,7 +31,7 @@ pub(super) fn switch_on(gpus: &dyn Gpus, gpu: &GpuUuid) -> Result<bool, VfioErro
     }
 }
 
-/// Whether trying again would not help.
+/// Returns true if trying again would not help.
 fn is_refused(error: &GpuError) -> bool {
     error.is_not_supported()
         || error.is_no_driver() && !error.is_let_go()

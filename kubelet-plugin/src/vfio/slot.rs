@@ -1,8 +1,8 @@
-//! What has to be written so that a GPU goes from its driver to vfio-pci and back, from what the kernel says of its
-//! IOMMU group. Pure.
+//! Decides what has to be written so that a GPU goes from its driver to vfio-pci and back, given the kernel's
+//! data on its IOMMU group. Pure: it does no I/O.
 //!
-//! A virtual machine gets the whole group, so nothing in it may be in anybody else's hands: a function of another
-//! card is never unbound for it, and another GPU is never given away with it.
+//! A virtual machine gets the whole group, so nothing in it may be in other hands. A function of another card
+//! is never unbound for it, and another GPU is never given away with it.
 
 use super::VfioError;
 
@@ -10,25 +10,26 @@ use super::VfioError;
 pub const VFIO_PCI: &str = "vfio-pci";
 /// NVIDIA's driver, as the kernel lists it.
 pub const NVIDIA: &str = "nvidia";
-/// What a group may have beside functions without a driver (`Documentation/driver-api/vfio.rst`).
+/// The drivers that functions of a group may have (`Documentation/driver-api/vfio.rst`); functions without a
+/// driver are harmless, too.
 const HARMLESS: [&str; 3] = [VFIO_PCI, "pci-stub", "pcieport"];
 
 /// PCI base classes, the upper byte of a class code.
 const DISPLAY: u32 = 0x03;
 const BRIDGE: u32 = 0x06;
 
-/// One function of an IOMMU group.
+/// One PCI function of an IOMMU group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Function {
-    /// PCI address, `0000:17:00.0`.
+    /// The PCI address, such as `0000:17:00.0`.
     pub address: String,
-    /// Class code, `0x030200`.
+    /// The class code, such as `0x030200`.
     pub class: u32,
-    /// The driver that it is bound to.
+    /// The driver that the function is bound to.
     pub driver: Option<String>,
-    /// The only driver that it may be bound to, if that was said.
+    /// The only driver that the function may be bound to, if one is set.
     pub wanted: Option<String>,
-    /// Whether it is a virtual function of another one.
+    /// True if the function is a virtual function of another one.
     pub is_virtual: bool,
 }
 
@@ -49,32 +50,32 @@ impl Function {
 /// A GPU with its IOMMU group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
-    /// PCI address of the GPU.
+    /// The PCI address of the GPU.
     pub gpu: String,
-    /// Number of the group; `None` where no IOMMU is on.
+    /// The number of the group; `None` if no IOMMU is on.
     pub number: Option<u32>,
-    /// What is in it, the GPU as well.
+    /// The functions in the group, including the GPU.
     pub functions: Vec<Function>,
 }
 
 impl Group {
-    /// The driver that the GPU is bound to.
+    /// Returns the driver that the GPU is bound to.
     pub fn driver(&self) -> Option<&str> {
         self.functions.iter().find(|function| function.address == self.gpu)?.driver.as_deref()
     }
 
-    /// Whether the GPU is with vfio-pci.
+    /// Returns true if the GPU is bound to vfio-pci.
     pub fn is_on_vfio(&self) -> bool {
         self.driver() == Some(VFIO_PCI)
     }
 
-    /// Whether a function is of the GPU's own card: the GPU, its sound or USB controller.
+    /// Returns true if a function belongs to the GPU's own card: the GPU, or its sound or USB controller.
     fn is_own(&self, function: &Function) -> bool {
         let slot = |address: &str| address.rsplit_once('.').map(|(slot, _)| slot.to_owned());
         !function.is_virtual && slot(&function.address) == slot(&self.gpu)
     }
 
-    /// The card's functions, the GPU first.
+    /// Returns the card's functions, the GPU first.
     fn own(&self) -> impl Iterator<Item = &Function> {
         let is_gpu = |function: &&Function| function.address == self.gpu;
         let gpu = self.functions.iter().filter(is_gpu);
@@ -82,10 +83,10 @@ impl Group {
         gpu.chain(others)
     }
 
-    /// What has to be written so that the virtual machine can have the group.
+    /// Returns the writes that make the group ready for the virtual machine.
     ///
     /// # Errors
-    /// [`VfioError`] if the group cannot be had; nothing is to be written then.
+    /// Fails with [`VfioError`] if the group cannot be used; nothing must be written then.
     pub fn bind(&self) -> Result<Vec<Write>, VfioError> {
         let Some(group) = self.number else {
             return Err(VfioError::NoGroup { address: self.gpu.clone() });
@@ -124,13 +125,14 @@ impl Group {
         Ok(writes)
     }
 
-    /// What has to be written so that the card's functions are with their own drivers again. Right from every state
-    /// that [`Self::bind`] or this left half done; nothing where all is as it was.
+    /// Returns the writes that give the card's functions back to their own drivers. They are right from every
+    /// state that [`Self::bind`] or this function left half done. Returns no writes if nothing has to change.
     pub fn release(&self) -> Vec<Write> {
         let mut writes = Vec::new();
         let is_taken = |function: &Function| function.is_on(VFIO_PCI) || function.is_kept_for_vfio();
         let gpu_is_away = self.own().take(1).any(|gpu| is_taken(gpu) || gpu.driver.is_none());
-        // The GPU last: until it is back, a function of the card that has no driver may be one that lost it to us.
+        // The GPU comes last: until it is back, a function of the card without a driver may be one that this
+        // driver unbound.
         let (gpu, others): (Vec<_>, Vec<_>) = self.own().partition(|function| function.address == self.gpu);
         for function in others.into_iter().chain(gpu) {
             let address = function.address.clone();
@@ -152,21 +154,21 @@ impl Group {
 /// One write into sysfs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Write {
-    /// Have only this driver take the function from now on, or any that knows it.
+    /// Lets only this driver bind the function from now on or, without one, any driver that knows it.
     Keep {
-        /// Function.
+        /// The address of the function.
         address: String,
-        /// Driver.
+        /// The driver.
         driver: Option<&'static str>,
     },
-    /// Take the function from its driver.
+    /// Unbinds the function from its driver.
     Unbind {
-        /// Function.
+        /// The address of the function.
         address: String,
     },
-    /// Look for a driver.
+    /// Makes the kernel look for a driver.
     Probe {
-        /// Function.
+        /// The address of the function.
         address: String,
     },
 }

@@ -1,7 +1,7 @@
-//! The kernel's side of PCI devices: `/sys`, read and written.
+//! Reads and writes the kernel's files about PCI devices under `/sys`.
 //!
-//! A write can stay unanswered for as long as somebody uses the device, in a sleep that no signal ends. So each is on
-//! a thread of its own that may stay behind, and what stands out is not asked a second time.
+//! A write can stay unanswered for as long as the device is in use, in a sleep that no signal ends. So each
+//! write is made on a thread of its own that may stay behind, and an unanswered write is not repeated.
 
 use super::VfioError;
 use super::slot::{Function, Group, Write};
@@ -16,15 +16,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-/// Number of `/dev/vfio/vfio`, which the kernel reserves (`Documentation/admin-guide/devices.txt`).
+/// The device number of `/dev/vfio/vfio`, which the kernel reserves
+/// (`Documentation/admin-guide/devices.txt`).
 const VFIO: (u32, u32) = (10, 196);
-/// How long a driver may take to start after it was looked for, and how often that is looked at.
+/// The time that a driver may take to start after the kernel looked for it, and the interval between checks.
 const STARTS: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(2);
-/// In a line of `resource`: it is memory.
+/// The flag in a line of `resource` that marks memory.
 const IS_MEMORY: u64 = 0x200;
 
-/// A sysfs. Clones know the same unanswered writes.
+/// A sysfs. Clones share the unanswered writes.
 #[derive(Debug, Clone)]
 pub struct Sysfs {
     root: PathBuf,
@@ -33,12 +34,12 @@ pub struct Sysfs {
 }
 
 impl Sysfs {
-    /// Under this root, such as `/sys`; a write is waited for at most so long.
+    /// Uses the sysfs under this root, such as `/sys`; a write is waited for at most `limit`.
     pub fn new(root: &Path, limit: Duration) -> Self {
         Self { root: root.to_owned(), limit, unanswered: Arc::default() }
     }
 
-    /// The root.
+    /// Returns the root.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -51,20 +52,20 @@ impl Sysfs {
         self.pci().join("devices").join(address)
     }
 
-    /// Whether vfio-pci is loaded.
+    /// Returns true if vfio-pci is loaded.
     pub fn has_vfio_pci(&self) -> bool {
         self.pci().join("drivers").join(super::slot::VFIO_PCI).is_dir()
     }
 
-    /// Whether the kernel has IOMMUFD, and VFIO's devices for it.
+    /// Returns true if the kernel has IOMMUFD, and VFIO's devices for it.
     pub fn has_iommu_fd(&self) -> bool {
         self.root.join("class/misc/iommu").exists() && self.root.join("class/vfio-dev").exists()
     }
 
-    /// A GPU's IOMMU group.
+    /// Returns the IOMMU group of a GPU.
     ///
     /// # Errors
-    /// [`VfioError::Absent`], or what the file system says.
+    /// Fails with [`VfioError::Absent`], or with the error of the file system.
     pub fn group(&self, address: &str) -> Result<Group, VfioError> {
         let device = self.device(address);
         if !device.exists() {
@@ -85,7 +86,7 @@ impl Sysfs {
         Ok(Group { gpu: address.to_owned(), number: Some(number), functions })
     }
 
-    /// What there is to say of the device beside its group.
+    /// Returns the facts of a device besides its group.
     pub fn facts(&self, address: &str) -> Passthrough {
         let device = self.device(address);
         let text = |name: &str| fs::read_to_string(device.join(name)).unwrap_or_default();
@@ -97,10 +98,10 @@ impl Sysfs {
         }
     }
 
-    /// The devices that a container needs for what is with vfio-pci.
+    /// Returns the device nodes that a container needs for a device that is with vfio-pci.
     ///
     /// # Errors
-    /// [`VfioError`] if the kernel does not have them.
+    /// Fails with [`VfioError`] if the kernel does not have them.
     pub fn nodes(&self, address: &str, iommu: Iommu) -> Result<Vec<CharDevice>, VfioError> {
         let own = self.iommu_fd_name(address);
         let name = match (iommu.backend, own) {
@@ -131,14 +132,14 @@ impl Sysfs {
         Ok(nodes)
     }
 
-    /// The nodes under `/dev` that a virtual machine has open while it uses the device.
+    /// Returns the nodes under `/dev` that a virtual machine has open while it uses the device.
     pub fn names(&self, group: &Group) -> Vec<String> {
         let of_group = group.number.map(|number| format!("vfio/{number}"));
         let own = self.iommu_fd_name(&group.gpu).map(|name| format!("vfio/devices/{name}"));
         of_group.into_iter().chain(own).collect()
     }
 
-    /// `vfio3`, where the kernel has such a device beside IOMMUFD.
+    /// Returns the name of the device's VFIO device for IOMMUFD, such as `vfio3`, if the kernel has one.
     fn iommu_fd_name(&self, address: &str) -> Option<String> {
         if !self.has_iommu_fd() {
             return None;
@@ -147,7 +148,7 @@ impl Sysfs {
         entries.flatten().find_map(|entry| entry.file_name().into_string().ok())
     }
 
-    /// Major and minor number in a device's file `dev`.
+    /// Returns the major and minor number in a device's file `dev`.
     fn number(&self, of: &Path) -> Result<(u32, u32), VfioError> {
         let path = self.root.join(of).join("dev");
         let text = fs::read_to_string(&path).map_err(io_error("read", &path))?;
@@ -156,10 +157,11 @@ impl Sysfs {
         parsed.ok_or_else(|| io_error("understand", &path)(io::ErrorKind::InvalidData.into()))
     }
 
-    /// Writes, and waits for the kernel's answer.
+    /// Makes a write, and waits for the kernel's answer.
     ///
     /// # Errors
-    /// [`VfioError::Unanswered`] after the time limit, and for each such write until the kernel has answered.
+    /// Fails with [`VfioError::Unanswered`] after the time limit, and for each repeated write until the
+    /// kernel has answered the first.
     pub fn write(&self, write: &Write) -> Result<(), VfioError> {
         let (path, text) = match write {
             Write::Keep { address, driver } => {
@@ -180,7 +182,7 @@ impl Sysfs {
         let spawned = std::thread::Builder::new().name("sysfs".to_owned()).spawn(move || {
             let result = put(&work.0, &work.1);
             all.lock().remove(&work);
-            // Nobody listens any more where it took too long.
+            // If it took too long, the receiver is gone.
             let _ = to.send(result);
         });
         if let Err(source) = spawned {
@@ -193,11 +195,12 @@ impl Sysfs {
         }
     }
 
-    /// Waits until the kernel has done what was written. It has as a rule when it answers; a driver may also be started
-    /// later (`driver_async_probe`). A function for which there is no driver stays without.
+    /// Waits until the effect of a write is there. As a rule it is there when the kernel answers, but a
+    /// driver may also be started later (`driver_async_probe`). A function for which there is no driver stays
+    /// without.
     ///
     /// # Errors
-    /// [`VfioError::Unanswered`] if a driver does not let go of a function.
+    /// Fails with [`VfioError::Unanswered`] if a driver does not let go of a function.
     pub fn await_effect(&self, write: &Write) -> Result<(), VfioError> {
         let (address, bound, limit) = match write {
             Write::Keep { .. } => return Ok(()),
@@ -219,10 +222,10 @@ impl Sysfs {
         Ok(())
     }
 
-    /// The first write about a device that the kernel has not answered.
+    /// Checks that the kernel has answered all writes about a device.
     ///
     /// # Errors
-    /// [`VfioError::Unanswered`] if there is one.
+    /// Fails with [`VfioError::Unanswered`], for the first write that the kernel has not answered.
     pub fn refuse_unanswered(&self, address: &str) -> Result<(), VfioError> {
         let device = self.device(address);
         let all = self.unanswered.lock();
@@ -235,7 +238,7 @@ impl Sysfs {
     }
 }
 
-/// One write call, into a file that is there.
+/// Makes one write call, into a file that exists.
 fn put(path: &Path, text: &str) -> io::Result<()> {
     OpenOptions::new().write(true).truncate(true).open(path)?.write_all(text.as_bytes())
 }
@@ -252,7 +255,7 @@ fn function(address: &str, at: &Path) -> Result<Function, VfioError> {
     })
 }
 
-/// The last part of where a link leads; `None` if there is none.
+/// Returns the last component of a link's target; `None` if there is no link.
 fn link_name(link: &Path) -> Result<Option<String>, VfioError> {
     match fs::read_link(link) {
         Ok(target) => Ok(target.file_name().map(|name| name.to_string_lossy().into_owned())),
@@ -261,7 +264,7 @@ fn link_name(link: &Path) -> Result<Option<String>, VfioError> {
     }
 }
 
-/// Bytes of memory in lines of start, end and flags, rounded up to a power of two.
+/// Returns the bytes of memory in lines of start, end and flags, rounded up to a power of two.
 fn addressable(resource: &str) -> u64 {
     let number = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
     let sizes = resource.lines().filter_map(|line| {

@@ -16,6 +16,7 @@ mod limits;
 mod lost;
 mod mig_share;
 mod mps;
+mod others;
 mod prepare;
 mod publish;
 mod region;

@@ -10,7 +10,7 @@
 use crate::common;
 
 use aliquot_control_plane::{Fault, FaultRule, Gates, Matcher, ServerVersion};
-use aliquot_kubelet_plugin::mode::{ACKNOWLEDGED_KEY, MODE_KEY};
+use aliquot_kubelet_plugin::allocation_mode::{ACKNOWLEDGED_KEY, MODE_KEY};
 use aliquot_model::names;
 use aliquot_nvml::fake::{FakeGpus, a100_40, h100_80, t4};
 use common::cluster::{Agent, Cluster, devices, eventually, of_agent, taints};
@@ -36,7 +36,7 @@ fn untainted(slices: &[ResourceSlice]) -> bool {
     !devices(slices).is_empty() && taints(slices).is_empty()
 }
 
-async fn events(cluster: &Cluster, reason: &str) -> Vec<String> {
+pub(crate) async fn events(cluster: &Cluster, reason: &str) -> Vec<String> {
     let api: Api<Event> = Api::all(cluster.client.clone());
     let list = api.list(&ListParams::default()).await.unwrap();
     list.items
@@ -44,6 +44,12 @@ async fn events(cluster: &Cluster, reason: &str) -> Vec<String> {
         .filter(|event| event.reason.as_deref() == Some(reason))
         .map(|event| event.message.unwrap_or_default())
         .collect()
+}
+
+pub(crate) async fn is_told(cluster: &Cluster, reason: &str) {
+    let told =
+        async || events(cluster, reason).await.first().map(|_| ()).ok_or_else(|| "no event".to_owned());
+    eventually(reason, told).await;
 }
 
 async fn metric(agent: &Agent, line: &str) -> bool {

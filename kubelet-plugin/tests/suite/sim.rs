@@ -16,7 +16,7 @@ mod renumber;
 mod truth;
 mod vfio;
 
-use aliquot_kubelet_plugin::made;
+use aliquot_kubelet_plugin::own_partitions;
 use aliquot_proto::dra::v1;
 use aliquot_proto::pluginregistration::v1::RegistrationStatus;
 use aliquot_quota::measured::Measured;
@@ -270,6 +270,9 @@ async fn a_farewell_answers_for_what_is_prepared_and_ends_with_the_last_claim() 
     })
     .await;
     assert!(ended.success());
+    let dir = sim.cluster.world.dir.path();
+    assert!(!dir.join("plugins").join(DRIVER).exists(), "the agent's data");
+    assert_eq!(std::fs::read_dir(dir.join("limiter")).unwrap().count(), 0, "what it installed");
     sim.assert_clean();
 }
 
@@ -487,7 +490,7 @@ async fn a_driver_that_is_upgraded_under_the_agent_is_taken_up_without_a_restart
         refused.contains("DRIVER_NOT_LOADED") && refused.contains("load the nvidia kernel module"),
         "{refused}"
     );
-    let marks = || made::all(&sim.cluster.world.data(), &sim.node.boot_id().unwrap());
+    let marks = || own_partitions::all(&sim.cluster.world.data(), &sim.node.boot_id().unwrap());
     assert_eq!(marks().len(), 1);
     sim.unprepared("p", &partition).await;
     assert!(sim.cluster.world.ledger().claims.is_empty());

@@ -1,5 +1,5 @@
-//! Attributes and capacities of a device. Names are NVIDIA's where NVIDIA's driver has the fact; all of them are
-//! listed in [`super::vocabulary`], for those who check what is asked for.
+//! Attributes and capacities of a device. Their names are NVIDIA's where NVIDIA's driver has the fact. All
+//! names are listed in [`super::vocabulary`], for code that checks requests.
 
 use super::vocabulary::MEMORY_SLICE_CAPACITY;
 use super::{Attribute, MAX_ATTRIBUTES_AND_CAPACITIES, Passthrough};
@@ -9,52 +9,52 @@ use std::collections::BTreeMap;
 
 const MIB: u64 = 1 << 20;
 
-/// A capacity with the rule for consuming it.
+/// A capacity, with the rule for consuming it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capacity {
-    /// Total.
+    /// The total.
     pub value: Quantity,
     /// How much one claim may take; only on devices that several claims may hold.
     pub policy: Option<CapacityPolicy>,
 }
 
-/// `requestPolicy` of a capacity (KEP-5075).
+/// The `requestPolicy` of a capacity (KEP-5075).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CapacityPolicy {
-    /// Any multiple of `step` from `min` on.
+    /// Any value from `min` to `max` in steps of `step`.
     Range {
-        /// Taken when the claim does not ask.
+        /// The amount for a claim that requests none.
         default: Quantity,
-        /// Least.
+        /// The least amount.
         min: Quantity,
-        /// Most.
+        /// The most.
         max: Quantity,
         /// Requests are rounded up to `min` plus a multiple of this.
         step: Quantity,
     },
     /// One of these values.
     Values {
-        /// Taken when the claim does not ask.
+        /// The amount for a claim that requests none.
         default: Quantity,
-        /// Ascending, the default among them.
+        /// The values, ascending, with the default among them.
         values: Vec<Quantity>,
     },
 }
 
-/// The memory of a GPU or of a partition as shares see it: rounded down to MiB, so that steps of 1Mi end on it.
+/// Returns the memory of a GPU or partition for shares: rounded down to MiB, so that steps of 1Mi end on it.
 fn shared_memory(bytes: u64) -> Quantity {
     Quantity::from_u64(bytes / MIB * MIB)
 }
 
-/// The attributes under which a device is published: those of [`super::publish`], for those who tell somebody else of
-/// the same device. `passthrough` is what is known of the GPU as a PCI device, if the device is one of that kind.
+/// Returns the attributes with which [`super::publish`] publishes a device, for code that describes the same
+/// device elsewhere. `passthrough` has the facts of the GPU as a PCI device, if the device is of that kind.
 pub fn device_attributes(
     info: &GpuInfo,
     name: &DeviceName,
     passthrough: Option<&Passthrough>,
 ) -> BTreeMap<String, Attribute> {
     let profile = super::profile_of(info, name);
-    // How many tenants a GPU has is a capacity, and no fact of the device.
+    // The number of tenants of a GPU is a capacity, not an attribute.
     of_device(info, name, profile, super::DEFAULT_SLOTS, passthrough).0
 }
 
@@ -92,7 +92,7 @@ pub(super) fn of_device(
     }
     if name.partition().is_none() {
         attributes.insert("uuid".into(), Attribute::Text(info.uuid.to_string()));
-        // Partitions reach nothing over NVLink.
+        // Partitions cannot use NVLink.
         if let Some(domain) = &info.nvlink_domain {
             attributes
                 .insert(ATTR_NVLINK_DOMAIN.to_owned(), Attribute::Text(truncate(domain, 64).to_owned()));
@@ -154,7 +154,8 @@ fn partition_capacity(name: &DeviceName, profile: &MigProfile, capacity: &mut BT
     }
 }
 
-/// Every capacity needs a policy with a default, or the first share takes all of it (KEP-5075).
+/// Inserts the capacities of a shared device. Each needs a policy with a default, or the first share takes
+/// all of it (KEP-5075).
 fn shared_capacity(memory_bytes: u64, slots: u32, capacity: &mut BTreeMap<String, Capacity>) {
     let memory = shared_memory(memory_bytes);
     let range = |default, min, max, step| CapacityPolicy::Range { default, min, max, step };
@@ -169,7 +170,7 @@ fn shared_capacity(memory_bytes: u64, slots: u32, capacity: &mut BTreeMap<String
         "cores".into(),
         Capacity { value: percent, policy: Some(range(Quantity::ZERO, Quantity::ZERO, percent, one)) },
     );
-    // One valid value: with a range from 0 a tenant could ask for no slot.
+    // The only valid value: with a range from 0 a tenant could request no slot.
     let policy = CapacityPolicy::Values { default: one, values: vec![one] };
     capacity.insert(
         "slots".into(),
@@ -177,7 +178,8 @@ fn shared_capacity(memory_bytes: u64, slots: u32, capacity: &mut BTreeMap<String
     );
 }
 
-/// Facts that go first when a board has more than the API allows, in this order; the rest never goes.
+/// Removes facts if a board has more than the API allows, in this order: memory slices, then index, minor and
+/// brand. All others stay.
 fn drop_surplus(attributes: &mut BTreeMap<String, Attribute>, capacity: &mut BTreeMap<String, Capacity>) {
     let slices: Vec<String> =
         capacity.keys().filter(|k| k.starts_with(MEMORY_SLICE_CAPACITY)).cloned().collect();
@@ -195,7 +197,7 @@ fn drop_surplus(attributes: &mut BTreeMap<String, Attribute>, capacity: &mut BTr
     }
 }
 
-/// The longest prefix of at most `max` bytes that ends on a character.
+/// Returns the longest prefix of at most `max` bytes that ends at a character boundary.
 fn truncate(text: &str, max: usize) -> &str {
     let end = (0..=max.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
     text.get(..end).unwrap_or_default()

@@ -1,22 +1,24 @@
-//! Counter sets: what makes the devices of one GPU exclude each other.
+//! Counter sets, which make the devices of one GPU exclude each other.
 
 use super::{CounterSet, Holding};
 use crate::{GpuInfo, MigProfile};
 use std::collections::BTreeMap;
 
-/// How names of memory slices' counters begin, as in NVIDIA's driver; their values are 1.
+/// The prefix of the names of memory slices' counters, as in NVIDIA's driver; their values are 1.
 pub const MEMORY_SLICE: &str = "memory-slice-";
 
 fn slice_name(slice: u32) -> String {
     format!("{MEMORY_SLICE}{slice}")
 }
 
-/// The counters of a GPU. Boards without MIG have one slice, so that their modes exclude each other too.
+/// Returns the counters of a GPU. Boards without MIG have one slice, so that their modes exclude each other
+/// too.
 pub(super) fn of_gpu(info: &GpuInfo) -> CounterSet {
     CounterSet { name: format!("gpu-{}", info.minor), counters: totals(info) }
 }
 
-/// Totals that every legal set of partitions stays within, and that the whole GPU consumes.
+/// Returns the totals. Every legal set of partitions stays within them, and the whole GPU consumes all of
+/// them.
 fn totals(info: &GpuInfo) -> BTreeMap<String, u64> {
     let mut totals: BTreeMap<String, u64> =
         (0..info.memory_slices().max(1)).map(|slice| (slice_name(slice), 1)).collect();
@@ -32,7 +34,7 @@ fn totals(info: &GpuInfo) -> BTreeMap<String, u64> {
     totals
 }
 
-/// What one instance of a profile takes beside its memory slices.
+/// Returns what one instance of a profile takes in addition to its memory slices.
 fn amounts(profile: &MigProfile) -> Vec<(String, u64)> {
     let engines = profile.engines;
     [
@@ -49,7 +51,7 @@ fn amounts(profile: &MigProfile) -> Vec<(String, u64)> {
     .collect()
 }
 
-/// What a device takes of its GPU's counters.
+/// Returns what a device consumes of its GPU's counters.
 pub(super) fn consumed(
     info: &GpuInfo,
     profile: Option<&MigProfile>,

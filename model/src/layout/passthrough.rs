@@ -1,19 +1,20 @@
-//! What a GPU is as a PCI device that a virtual machine can have; names are those of NVIDIA's driver.
+//! A GPU as a PCI device for a virtual machine; the names are those of NVIDIA's driver.
 
 use super::{Attribute, Capacity};
 use crate::Quantity;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Facts of a GPU that can be given to a virtual machine through vfio-pci, beside those of the GPU itself.
+/// Facts of a GPU that can be given to a virtual machine through vfio-pci, in addition to those of the GPU
+/// itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Passthrough {
-    /// PCI vendor, as sysfs writes it: `0x10de`.
+    /// PCI vendor as sysfs writes it: `0x10de`.
     pub vendor_id: String,
-    /// PCI device, as sysfs writes it: `0x2330`.
+    /// PCI device as sysfs writes it, for example `0x2330`.
     pub device_id: String,
-    /// Whether the kernel offers IOMMUFD beside the older interface.
+    /// True if the kernel offers IOMMUFD beside the older interface.
     pub iommu_fd: bool,
     /// Bytes that the device's memory regions (BARs) address; 0 if that is not known.
     pub addressable_bytes: u64,

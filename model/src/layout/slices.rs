@@ -1,4 +1,4 @@
-//! How counter sets and devices are spread over ResourceSlices within the API's limits.
+//! Splits counter sets and devices over ResourceSlices within the API's limits.
 
 use super::{CounterSet, Device, MAX_COUNTER_SETS_PER_SLICE, MAX_DEVICES_PER_SLICE, ServerFeatures, Slice};
 
@@ -8,7 +8,7 @@ pub(super) struct PublishedGpu {
     pub(super) devices: Vec<Device>,
 }
 
-/// Splits GPUs into slices; never empty.
+/// Splits GPUs into slices; the result is never empty.
 pub(super) fn split(gpus: Vec<PublishedGpu>, server: ServerFeatures) -> Vec<Slice> {
     let mut slices = Vec::new();
     if server.separate_counter_slices {
@@ -25,8 +25,8 @@ pub(super) fn split(gpus: Vec<PublishedGpu>, server: ServerFeatures) -> Vec<Slic
             );
         }
     } else {
-        // A counter set must lie in the slice of its devices, so one slice is one GPU; no board has
-        // more devices than a slice holds.
+        // A counter set must be in the slice of its devices, so each slice is one GPU; no board has more
+        // devices than a slice holds.
         slices.extend(
             gpus.into_iter()
                 .filter(|gpu| !gpu.devices.is_empty())

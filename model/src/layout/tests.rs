@@ -390,6 +390,26 @@ fn before_1_35_the_severest_taints_have_the_room_and_none_only_informs() {
     assert_eq!(of(36), ["controller-allocated", "e", "b", "c", "d", "a"]);
 }
 
+#[test]
+fn before_1_35_a_taint_that_nobody_may_tolerate_has_a_place_before_those_of_illness() {
+    let mut gpus = [board(0, &[], false, false)];
+    let mut of = |what: &[(&str, TaintEffect)]| {
+        gpus[0].taints = what.iter().map(|(what, effect)| condition(what, *effect)).collect();
+        let slices = publish(&gpus, ServerFeatures::all_of_minor(34), &options(AllocatorMode::Controller));
+        let mut devices = slices.iter().flat_map(|s| &s.devices);
+        let whole = devices.find(|d| d.kind() == DeviceKind::Gpu).expect("a GPU");
+        let keys = whole.taints.iter().filter_map(|t| t.key.rsplit('/').next().map(str::to_owned));
+        keys.collect::<Vec<_>>().join(" ")
+    };
+    use TaintEffect::{NoExecute, NoSchedule};
+    let ill = [("gpu-lost", NoExecute), ("ecc", NoExecute), ("xid", NoExecute)];
+    assert_eq!(of(&ill), "controller-allocated ecc gpu-lost xid");
+    let others = [ill[0], ill[1], ill[2], ("other-driver", NoSchedule)];
+    assert_eq!(of(&others), "controller-allocated other-driver ecc gpu-lost");
+    let paused = [ill[0], ill[1], ("other-driver", NoSchedule), ("driver-paused", NoSchedule)];
+    assert_eq!(of(&paused), "controller-allocated driver-paused ecc gpu-lost");
+}
+
 proptest! {
     /// The counters allow two devices together exactly when their holdings do not conflict, and
     /// every set of partitions without overlap stays within them.

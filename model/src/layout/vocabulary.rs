@@ -1,16 +1,17 @@
-//! Under which names devices have attributes and capacities: what claims can select by and ask for. A name without a
-//! domain is in the driver's.
+//! The names of attributes and capacities of devices, by which claims can select and request. A name without
+//! a domain is in the driver's domain.
 
 use crate::DeviceKind;
 use crate::names::{ATTR_NUMA_NODE, ATTR_NVLINK_DOMAIN, ATTR_PCI_BUS_ID, ATTR_PCIE_ROOT};
 
-/// A partition has one capacity of this name and a number for each of its memory slices.
+/// The prefix of the capacities that a partition has for its memory slices, one for each slice, followed by
+/// the slice's number.
 pub(super) const MEMORY_SLICE_CAPACITY: &str = "memorySlice";
 /// These capacities as one fact.
 pub const MEMORY_SLICES: Fact =
     amount("memorySlice<number>", "1 for each memory slice that the partition takes.");
 
-/// What the value of a fact is.
+/// The type of a fact's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FactType {
     /// Text.
@@ -25,14 +26,14 @@ pub enum FactType {
     Quantity,
 }
 
-/// A fact of devices.
+/// A fact of devices: an attribute or a capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fact {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
-    /// What its value is.
+    /// The type of the value.
     pub form: FactType,
-    /// What it says.
+    /// The meaning, for the reference documentation.
     pub about: &'static str,
 }
 
@@ -112,7 +113,7 @@ const SHARED: [Fact; 3] = [
     amount("slots", "Claims that may share the device at a time; each takes one."),
 ];
 
-/// Attributes that a device of the kind can have.
+/// Returns the attributes that a device of the kind can have.
 pub fn attributes(kind: DeviceKind) -> impl Iterator<Item = &'static Fact> {
     let own: [&[Fact]; 2] = match kind {
         DeviceKind::Mig | DeviceKind::MigShare => [&PARTITION, &[]],
@@ -122,7 +123,7 @@ pub fn attributes(kind: DeviceKind) -> impl Iterator<Item = &'static Fact> {
     COMMON.iter().chain(own.into_iter().flatten())
 }
 
-/// Capacities that a device of the kind can have, without those of memory slices.
+/// Returns the capacities that a device of the kind can have, except those of memory slices.
 pub fn capacities(kind: DeviceKind) -> impl Iterator<Item = &'static Fact> {
     let own: [&[Fact]; 2] = match kind {
         DeviceKind::Gpu | DeviceKind::Mps | DeviceKind::Admin => [&[MEMORY, MULTIPROCESSORS], &[]],
@@ -133,17 +134,17 @@ pub fn capacities(kind: DeviceKind) -> impl Iterator<Item = &'static Fact> {
     own.into_iter().flatten()
 }
 
-/// Names of [`attributes`].
+/// Returns the names of [`attributes`].
 pub fn attribute_names(kind: DeviceKind) -> impl Iterator<Item = &'static str> {
     attributes(kind).map(|fact| fact.name)
 }
 
-/// Names of [`capacities`].
+/// Returns the names of [`capacities`].
 pub fn capacity_names(kind: DeviceKind) -> impl Iterator<Item = &'static str> {
     capacities(kind).map(|fact| fact.name)
 }
 
-/// Whether a device of the kind can have a capacity of this name in the driver's domain.
+/// Returns true if a device of the kind can have a capacity of this name in the driver's domain.
 pub fn has_capacity(kind: DeviceKind, name: &str) -> bool {
     let slice =
         |name: &str| name.strip_prefix(MEMORY_SLICE_CAPACITY).is_some_and(|n| n.parse::<u8>().is_ok());

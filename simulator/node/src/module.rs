@@ -20,7 +20,18 @@ use crate::spec::NodeSpec;
 /// Keeps the module from being unloaded, a GPU from being taken from it, or a GPU's MIG mode as it is.
 #[derive(Debug)]
 pub struct ModuleHold {
-    _locked: File,
+    locked: File,
+    holder: u32,
+}
+
+impl Drop for ModuleHold {
+    fn drop(&mut self) {
+        // Closing would not do while another thread starts a process: that has our files until it is another program.
+        // A fork of the holder leaves the lock to it.
+        if self.holder == std::process::id() {
+            let _ = lock(&self.locked, libc::LOCK_UN);
+        }
+    }
 }
 
 /// The number of loads and unloads; odd while it is unloaded.
@@ -73,7 +84,7 @@ impl Node {
     fn hold(&self, file: &str) -> Option<ModuleHold> {
         let file = File::open(self.dir.join(file)).ok()?;
         lock(&file, libc::LOCK_SH).ok()?;
-        Some(ModuleHold { _locked: file })
+        Some(ModuleHold { locked: file, holder: std::process::id() })
     }
 
     /// Whether a GPU has such clients.
@@ -85,7 +96,9 @@ impl Node {
         let path = self.dir.join(file);
         let file =
             File::open(&path).map_err(|source| NodeError::Io { what: "could not open", path, source })?;
-        Ok(lock(&file, libc::LOCK_EX | libc::LOCK_NB).is_err())
+        let held = lock(&file, libc::LOCK_EX | libc::LOCK_NB).is_err();
+        let _ = lock(&file, libc::LOCK_UN);
+        Ok(held)
     }
 
     /// Whether somebody has a GPU open, or runs on it.

@@ -4,7 +4,7 @@
 use super::super::audits::{consumed, results};
 use super::super::common::{Cluster, fixtures};
 use super::{Given, RealNode};
-use aliquot_controller::budget::kinds;
+use aliquot_allocator::budget::kinds;
 use aliquot_kubelet_plugin::ledger::State;
 use aliquot_model::limits::{NodeLimitsSpec, NodeLimitsStatus};
 use aliquot_model::names::{API_VERSION, COMPANION_OF};

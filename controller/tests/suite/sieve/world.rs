@@ -3,8 +3,8 @@
 use super::case::Kind;
 use crate::audits::{consumed, results};
 use crate::common::{Cluster, eventually, fixtures};
+use aliquot_allocator::budget::kinds;
 use aliquot_control_plane::{Options, PodDeletion};
-use aliquot_controller::budget::kinds;
 use aliquot_model::layout::AllocatorMode;
 use aliquot_model::names::WILL;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};

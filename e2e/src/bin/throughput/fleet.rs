@@ -13,8 +13,7 @@ use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube::{Client, ResourceExt};
 
 /// A H100 as tests know it.
-#[path = "../../../../controller/tests/common/fixtures.rs"]
-mod fixtures;
+use aliquot_allocator::fixtures;
 
 /// GPUs of a node.
 pub(crate) const GPUS: u32 = 8;

@@ -1,4 +1,4 @@
-//! What the pacer asks of this process: clock, accounts of the shares, and events of the driver.
+//! What the pacer needs from this process: the clock, the accounts of the shares, and the driver's events.
 
 use super::{BORROWED, HANDLES, LEGACY, LOOKING, METER, OWNERS, PURSES, limiting, payer, till};
 use crate::device::Device;
@@ -14,13 +14,13 @@ use core::ptr::null_mut;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-/// How often the processes on a GPU are counted.
+/// The time after which the processes on a GPU are counted again, in milliseconds.
 const COUNT_AGE_MS: u64 = 1000;
 /// A context on a device, for the pacer.
 pub(super) struct Here {
     pub(super) device: Device,
     context: u64,
-    /// Whether the launch has waited as long as any does.
+    /// True if the launch has waited as long as any does.
     pub(super) is_overdue: Cell<bool>,
 }
 
@@ -194,13 +194,13 @@ impl Here {
         Self { device, context, is_overdue: Cell::new(false) }
     }
 
-    /// The driver's handle of an event of this context.
+    /// Returns the driver's handle of an event, if it is of this context.
     fn known(&self, event: usize) -> Option<u64> {
         let is_ours = OWNERS.get(event)?.load(Acquire) == self.context;
         HANDLES.get(event).map(|handle| handle.load(Acquire)).filter(|handle| is_ours && *handle != 0)
     }
 
-    /// The same, made if need be.
+    /// Returns the driver's handle of an event of this context, which is made if need be.
     fn event(&self, event: usize) -> Option<u64> {
         if let Some(known) = self.known(event) {
             return Some(known);
@@ -222,8 +222,8 @@ impl Here {
     }
 }
 
-/// Processes with contexts on a device, as far as NVML tells: 1 where it does not, so that a measurement
-/// counts in full.
+/// Returns the number of processes with contexts on a device. If NVML does not tell, that is 1, so that a
+/// measurement counts in full.
 fn processes(device: Device) -> u32 {
     static COUNTED: [AtomicU64; device::MOST] = [const { AtomicU64::new(0) }; device::MOST];
     let Some(cell) = COUNTED.get(device) else { return 1 };

@@ -7,8 +7,8 @@ use crate::{captures, real, sys};
 use aliquot_quota::pacer::{self, Paid};
 use aliquot_quota::till::Till;
 
-/// A launch on several devices, all or none of it: `of` tells key and stream of each part. Each device's share is
-/// asked in turn first; nothing is timed.
+/// Launches on several devices, all parts or none. `of` returns key and stream of each part. First each
+/// device's share is asked in turn; nothing is timed.
 pub(crate) fn launch_on_many(
     parts: usize,
     of: impl Fn(usize) -> (u64, u64),
@@ -33,7 +33,7 @@ pub(crate) fn launch_on_many(
     code
 }
 
-/// Waits until a share lets a launch on a stream go; what it was charged.
+/// Waits until a share lets a launch on a stream go. Returns the device and what was charged there.
 fn charge_part(key: u64, stream: u64) -> Option<(Device, Paid)> {
     if captures::take(stream) {
         return None;

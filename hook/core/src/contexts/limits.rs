@@ -1,10 +1,15 @@
-//! Limits that a program sets in its context (`cuCtxSetLimit`), as far as the driver takes device memory for them.
+//! Limits that a program sets in its context (`cuCtxSetLimit`), as far as the driver takes device memory for
+//! them.
 //!
-//! What cuda.h and NVIDIA's programming guide say of them: the stack is so many bytes for each thread, so for every
-//! thread that the device can hold at once, and raised at once; the heap of kernels and the buffer of their `printf`
-//! are so many bytes, taken when code is next loaded at the latest; of what the device runtime needs for nested
-//! kernels they say only that it is device memory. The growth is charged before the driver is asked, and put right by
-//! what NVML shows after, where it shows this process.
+//! cuda.h and NVIDIA's programming guide say this about them:
+//! - the stack is so many bytes for each thread, so for every thread that the device can hold at once, and is
+//!   raised at once;
+//! - the heap of kernels and the buffer of their `printf` are so many bytes, taken when code is next loaded
+//!   at the latest;
+//! - what the device runtime needs for nested kernels is device memory; they do not say how much.
+//!
+//! The growth is charged before the driver is asked, and corrected afterwards by what NVML shows, where it
+//! shows this process.
 
 use super::{COSTS, REFRESHING, UnderWay, note_change};
 use crate::account::{self, OUT_OF_MEMORY};
@@ -12,23 +17,24 @@ use crate::device::{self, Device};
 use crate::state::{self, Mode, REFUSED};
 use crate::{nvml, real};
 
-/// Limits that memory is taken for.
+/// The number of limits that memory is taken for.
 pub(super) const COUNT: usize = 5;
 
-/// Deepest nesting of kernels that waits for each other, and launches under way, that need nothing extra.
+/// The deepest nesting of kernels that wait for each other, and the most launches under way, that need
+/// nothing extra.
 const USUAL_DEPTH: u64 = 2;
 const USUAL_LAUNCHES: u64 = 2048;
-/// Device memory of each further level (the guide tells of about 150 MiB where a device is full of threads), and of each
-/// further launch (assumed: its 4 KiB of parameters and as much again).
+/// Device memory of each further level (the guide tells of about 150 MiB where a device is full of threads),
+/// and of each further launch (assumed: its 4 KiB of parameters and as much again).
 const LEVEL_BYTES: u64 = 150 << 20;
 const LAUNCH_BYTES: u64 = 8 << 10;
 
-/// What one limit of a context has been raised by, in the limit's own unit.
+/// The growth of one limit of a context.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Raised {
-    /// What the context was made with, if it was ever changed.
+    /// The limit that the context was made with, in its own unit, if it was ever changed.
     base: Option<u64>,
-    /// Bytes that stand for the growth.
+    /// Bytes charged for the growth.
     bytes: u64,
 }
 
@@ -47,12 +53,13 @@ impl Limit {
         [Self::Stack, Self::Printf, Self::Heap, Self::Depth, Self::Launches].get(number as usize).copied()
     }
 
-    /// Whether the driver may take the memory later than now, and gives it back when the limit is lowered.
+    /// Returns true if the driver may take the memory later than now, and gives it back when the limit is
+    /// lowered.
     fn is_plain(self) -> bool {
         matches!(self, Self::Printf | Self::Heap)
     }
 
-    /// Device memory for a limit of `value` beyond one of `base`.
+    /// Returns the bytes of device memory for a limit of `value` beyond one of `base`.
     fn bytes(self, device: Device, base: u64, value: u64) -> u64 {
         let (least, each) = match self {
             Self::Stack => (0, threads(device)),
@@ -64,11 +71,11 @@ impl Limit {
     }
 }
 
-/// Threads that a device can hold at once.
+/// Returns the number of threads that a device can hold at once.
 fn threads(device: Device) -> u64 {
     const MULTIPROCESSORS: i32 = 16;
     const THREADS_OF_EACH: i32 = 39;
-    /// The most that any has had.
+    /// The most threads of a multiprocessor that any device has had.
     const MOST: i32 = 2048;
     let attribute = |which: i32| {
         let mut value = 0;
@@ -115,7 +122,7 @@ pub(crate) fn set(number: u32, value: u64, driver: impl Fn() -> i32) -> i32 {
     }
     let measured = match (used, nvml::used_by_us(device)) {
         (nvml::Use::Listed(before), nvml::Use::Listed(after)) if reserved > 0 => {
-            // What other threads allocated meanwhile is not the context's.
+            // Memory that other threads allocated meanwhile is not the context's.
             let meanwhile = account::held(device).saturating_sub(held);
             Some(after.saturating_sub(before).saturating_sub(meanwhile))
         }

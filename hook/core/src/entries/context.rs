@@ -1,4 +1,4 @@
-//! Contexts.
+//! Entries of contexts.
 
 use crate::contexts;
 use crate::real::call;
@@ -120,13 +120,13 @@ pub(super) unsafe extern "C" fn cuCheckpointProcessRestore(pid: i32, arguments: 
 /// `CUcheckpointRestoreArgs`, whose words of before CUDA 13 are zero.
 #[repr(C)]
 struct Restore {
-    /// UUIDs of devices before and after.
+    /// UUIDs of each device before and after.
     pairs: *const [[u8; 16]; 2],
     count: u32,
 }
 
 impl Restore {
-    /// Whether memory comes back to another device than it was on.
+    /// Returns true if memory comes back to another device than it was on.
     ///
     /// # Safety
     /// There are so many pairs.

@@ -1,4 +1,4 @@
-//! Graphs: their memory.
+//! Entries of graphs and their memory.
 
 use crate::compute;
 use crate::graphs;

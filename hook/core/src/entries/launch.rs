@@ -1,4 +1,4 @@
-//! Launches of kernels.
+//! Entries of launches of kernels.
 
 use crate::captures;
 use crate::compute::{self, LEGACY, PER_THREAD, named};
@@ -85,7 +85,7 @@ const _: () =
     assert!(size_of::<Config>() == 56 && size_of::<Attribute>() == 72 && size_of::<Parameters>() == 56);
 
 impl Config {
-    /// Whether events between it and its neighbours would take away what its attributes are for.
+    /// Returns true if events between the launch and its neighbours would defeat what its attributes are for.
     fn is_delicate(&self) -> bool {
         /// Cooperative, programmatic serialisation, programmatic event, launch completion event.
         const DELICATE: [u32; 4] = [2, 6, 7, 12];
@@ -161,7 +161,7 @@ pub(super) unsafe extern "C" fn cuLaunchGridAsync(
     })
 }
 
-/// What a kernel is known by: its function and how large its grid is.
+/// Returns the key of a kernel: its function and the size of its grid.
 fn key(function: u64, grid: [u32; 3]) -> u64 {
     let blocks = grid.iter().fold(1_u64, |blocks, side| blocks.wrapping_mul(u64::from(*side)));
     (function ^ blocks.wrapping_mul(0xd6e8_feb8_6659_fd93)).rotate_left(17) | 1

@@ -1,4 +1,4 @@
-//! Linear, pitched and managed memory, and arrays.
+//! Entries of linear, pitched and managed memory, and of arrays.
 
 use crate::arrays::{Flat, FlatV1, Shape, Solid, SolidV1};
 use crate::linear;
@@ -6,7 +6,8 @@ use crate::real::call;
 use crate::share::Kind;
 use crate::state;
 
-/// Rows of pitched memory start at multiples of this, so far as is known; more is charged if need be.
+/// The unit of pitched memory in bytes: rows start at multiples of it, as far as is known; more is charged if
+/// need be.
 const PITCH: usize = 512;
 
 pub(super) unsafe extern "C" fn cuMemAlloc_v2(out: *mut u64, bytes: usize) -> i32 {
@@ -98,7 +99,7 @@ pub(super) unsafe extern "C" fn cuMemFree(address: u32) -> i32 {
     linear::free(u64::from(address), None, || unsafe { call!(cuMemFree(address)) })
 }
 
-/// Charges an array of a shape that may be missing; then the driver says so.
+/// Allocates and charges an array of a shape. Without a shape, only the driver is called, which then refuses.
 fn array(shape: Option<Option<u64>>, out: *mut u64, driver: impl Fn() -> i32, undo: impl Fn(u64)) -> i32 {
     match shape {
         None => state::pass(driver),

@@ -1,4 +1,4 @@
-//! NVML's memory and process queries.
+//! Entries of NVML's memory and process queries.
 
 use crate::nvml::{self, DETAIL, NOT_FOUND, SAMPLE, UTILIZATION};
 use crate::real::call;
@@ -48,7 +48,7 @@ pub(super) unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: usize, memory
             && let Some(memory) = memory.as_mut()
             && nvml::memory(device, &mut memory.total, &mut memory.free, &mut memory.used)
         {
-            // What the driver keeps for itself is not the tenant's.
+            // The memory that the driver keeps for itself is not the tenant's.
             memory.reserved = 0;
         }
         code
@@ -108,7 +108,8 @@ pub(super) unsafe extern "C" fn nvmlDeviceGetRunningProcessDetailList(
     }
 }
 
-/// What NVML says where nobody has used the GPU lately.
+/// Returns NVML's code for a list of `count` processes; an empty one means that nobody has used the GPU
+/// lately.
 fn found(count: u32) -> i32 {
     if count == 0 { NOT_FOUND } else { 0 }
 }

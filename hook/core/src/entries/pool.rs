@@ -1,4 +1,4 @@
-//! Stream-ordered memory and pools.
+//! Entries of stream-ordered memory and pools.
 
 use crate::compute::{LEGACY, PER_THREAD, named};
 use crate::linear;
@@ -53,7 +53,7 @@ pub(super) struct Properties {
 /// `CU_MEM_LOCATION_TYPE_DEVICE` and `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN`.
 const ON_DEVICE: [i32; 2] = [1, 6];
 
-/// A locality domain's id has the device in its lower half.
+/// Returns the device of a location. A locality domain's id has the device in its lower half.
 pub(super) fn device_of(place: i32, id: i32) -> Option<i32> {
     match place {
         1 => Some(id),

@@ -1,4 +1,4 @@
-//! How much memory there is: the tenant's own truth.
+//! Entries that tell how much memory there is: the tenant's own part.
 
 use crate::account;
 use crate::device;
@@ -45,7 +45,7 @@ pub(super) unsafe extern "C" fn cuMemGetInfo(free: *mut u32, total: *mut u32) ->
     }
 }
 
-/// The quota of a device, if one is set.
+/// Returns the quota of a device in bytes, if one is set.
 fn limit(device: i32) -> Option<u64> {
     let device = usize::try_from(device).ok().filter(|device| *device < device::MOST)?;
     account::is_limited(device).then(|| account::limit(device))

@@ -1,4 +1,4 @@
-//! Initialisation and the resolver.
+//! Entries of initialisation and of the resolver.
 
 use crate::device;
 use crate::real::call;
@@ -7,7 +7,7 @@ use crate::state::{self, Mode, REFUSED};
 use core::ffi::{c_char, c_void};
 use core::ptr::null_mut;
 
-/// The driver first; then shares are matched with the devices that it shows.
+/// Initialises the driver first; then matches shares with the devices that it shows.
 pub(super) unsafe extern "C" fn cuInit(flags: u32) -> i32 {
     if state::mode() == Mode::Failed {
         return REFUSED;

@@ -1,4 +1,4 @@
-//! Physical memory handles and mappings.
+//! Entries of physical memory handles and mappings.
 
 use super::pool::device_of;
 use crate::real::call;

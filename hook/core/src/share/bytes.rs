@@ -1,4 +1,4 @@
-//! Bytes that are charged to a share and released.
+//! Charging bytes to a share, and releasing them.
 
 use super::Share;
 use super::floor::{self, Floor};
@@ -8,28 +8,29 @@ use aliquot_quota::ledger::{self, Cells, LedgerError, Word};
 use aliquot_quota::region::{self, Region};
 use core::sync::atomic::Ordering::Relaxed;
 
-/// Where bytes are.
+/// The kind of memory that bytes are in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// On the device.
+    /// Memory on the device.
     Device,
-    /// Wherever the driver moves them; a share may be allowed to have more of these than fits its quota.
+    /// Managed memory, wherever the driver moves it; a share may be allowed to have more of it than fits its
+    /// quota.
     Managed,
 }
 
 /// Why bytes could not be charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// They do not fit.
+    /// The bytes do not fit the quota.
     Quota,
     /// The region cannot be used.
     Broken,
 }
 
-/// How often the total is compared with its parts at the most.
+/// The shortest time between two comparisons of the total with its parts, in milliseconds.
 const COMPARE_AGE_MS: u64 = 10;
 
-/// How often floors are looked at again because charges and releases came in between.
+/// The number of times that floors are read again because charges and releases came in between.
 const LOOKS: u32 = 20;
 
 impl Share {
@@ -41,14 +42,14 @@ impl Share {
         .map(drop)
     }
 
-    /// Charges up to `bytes`; returns how many.
+    /// Charges up to `bytes`; returns the number of bytes charged.
     pub(crate) fn charge_up_to(&self, bytes: u64, kind: Kind, now_ms: u64) -> Result<u64, Refusal> {
         self.change(bytes, kind, now_ms, |region, slot, held, limit| {
             ledger::charge_up_to(region, slot, held, bytes, limit)
         })
     }
 
-    /// Bytes that could be charged now.
+    /// Returns the bytes that could be charged now.
     pub(crate) fn room(&self, kind: Kind, now_ms: u64) -> u64 {
         self.limit_of(kind, now_ms).saturating_sub(self.total())
     }
@@ -87,14 +88,14 @@ impl Share {
         Ok(charged)
     }
 
-    /// Raises the floor to what this process holds now, and looks whether that and what the others hold at the least is
-    /// within the limit. It always is, unless somebody has written into the region.
+    /// Raises the floor to what this process holds now. Returns true if that and what the others hold at
+    /// least are within the limit, which they always are unless somebody has written into the region.
     fn fits_above_floors(&self, seat: &mut Seat, slot: usize, limit: u64) -> bool {
         let path = *self.region_path.lock();
         if seat.held >= floor::part(limit) {
             match Floor::take(&path, slot, seat.held) {
                 Ok(floor) => seat.floor = Some(floor),
-                // Somebody else has locked what only we lock.
+                // Somebody else has locked bytes that only this process locks.
                 Err(sys::EAGAIN) => return false,
                 Err(_) => {}
             }
@@ -107,7 +108,8 @@ impl Share {
                 seat.looked_at = seat.held;
                 return true;
             }
-            // While nothing is charged and released, floors that were read one after the other belong together.
+            // While nothing is charged and released, floors that were read one after the other belong
+            // together.
             if region.load(Word::Op) == before {
                 break;
             }
@@ -115,7 +117,7 @@ impl Share {
         false
     }
 
-    /// Charges bytes that exist already.
+    /// Charges bytes that exist already, whatever the limit is.
     pub(crate) fn charge_forced(&self, bytes: u64) {
         if let Ok((mut seat, region, slot)) = self.seated() {
             seat.held = seat.held.saturating_add(bytes);
@@ -126,7 +128,7 @@ impl Share {
         }
     }
 
-    /// Releases up to `bytes` of what this process has charged; returns how many.
+    /// Releases up to `bytes` of what this process has charged; returns the number of bytes released.
     pub(crate) fn release_up_to(&self, bytes: u64) -> u64 {
         let mut seat = self.seat.lock();
         let bytes = bytes.min(seat.held);
@@ -136,13 +138,13 @@ impl Share {
         bytes
     }
 
-    /// Releases so many bytes, no more than are held.
+    /// Releases `bytes`, which are no more than are held.
     fn release_held(&self, seat: &mut Seat, bytes: u64) {
         let before = seat.held;
         seat.held -= bytes;
         seat.looked_at = seat.looked_at.min(seat.held);
         let (Some(slot), Some(region)) = (seat.slot, self.region()) else { return };
-        // First: others must never see a floor above what is charged.
+        // The floor is lowered first: others must never see a floor above what is charged.
         if seat.floor.as_ref().is_some_and(|floor| floor.bytes() > seat.held) {
             let path = *self.region_path.lock();
             let lower = seat.held.saturating_sub(floor::part(self.file_limit.load(Relaxed)) / 2);
@@ -162,7 +164,7 @@ impl Share {
         }
     }
 
-    /// Publishes how much of this process's charge is no allocation.
+    /// Publishes how many bytes of this process's charge are not allocations.
     pub(crate) fn show_overhead(&self, bytes: u64) {
         let seat = self.seat.lock();
         if let (Some(slot), Some(region)) = (seat.slot, self.region())
@@ -179,25 +181,25 @@ impl Share {
         }
     }
 
-    /// Bytes that this process has charged.
+    /// Returns the bytes that this process has charged.
     pub(crate) fn held(&self) -> u64 {
         self.seat.lock().held
     }
 
-    /// Bytes charged by all processes of the claim, no less than what this one knows of.
+    /// Returns the bytes charged by all processes of the claim, at least what this process has charged.
     pub(crate) fn total(&self) -> u64 {
         self.region().map_or(0, ledger::total).max(self.held())
     }
 }
 
-/// Whether a process that comes to hold so much has grown by so much since floors were looked at that they are to be
-/// looked at again.
+/// Returns true if a process that comes to hold `held` bytes has grown so much since floors were last read
+/// that they have to be read again.
 const fn has_grown(held: u64, looked_at: u64, limit: u64) -> bool {
     held > looked_at && held - looked_at >= floor::part(limit)
 }
 
-/// Compares the total with its parts, and the slot with what its owner knows. Where they were less, which is noted, they
-/// are as much now, and `true` is returned.
+/// Compares the total with its parts, and the slot with what its owner knows. Returns true if one was too
+/// low; it is then raised and the damage noted.
 pub(super) fn compare(region: &Region, slot: usize, held: u64) -> bool {
     let mended = ledger::mend(region, slot, held) == Ok(true);
     if mended {

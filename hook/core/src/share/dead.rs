@@ -1,4 +1,4 @@
-//! Taking back what dead processes hold.
+//! Finding dead processes, and taking back what they hold.
 
 use super::Share;
 use super::files::pid_namespace;
@@ -9,11 +9,11 @@ use aliquot_quota::region::{self, LOCK_BASE, Region, SLOT_COUNT, Slot, SlotState
 use core::ops::Range;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
-/// How long the driver may need to free a dead process's memory.
+/// The time that the driver may need to free a dead process's memory, in milliseconds.
 pub(super) const DEATH_MS: u64 = 2000;
 
 impl Share {
-    /// Looks for dead processes and takes their bytes back once the driver has had time to free them. Tells
+    /// Looks for dead processes and takes their bytes back once the driver has had time to free them. Returns
     /// whether bytes came back, and after how many milliseconds more will.
     pub(crate) fn reap(&self) -> (bool, Option<u64>) {
         match self.region() {
@@ -25,7 +25,8 @@ impl Share {
         }
     }
 
-    /// For how many milliseconds more the driver may still be freeing what a process that died had.
+    /// Returns for how many more milliseconds the driver may still be freeing the memory of a process that
+    /// died.
     pub(crate) fn freeing_ms(&self) -> Option<u64> {
         let died = self.region()?.header.last_death_ms.load(Relaxed);
         let age = sys::now_ms().checked_sub(died)?;
@@ -33,7 +34,7 @@ impl Share {
     }
 
     pub(super) fn reap_in(&self, region: &Region, own: Option<usize>) -> (bool, Option<u64>) {
-        // All who are dead first: what they imported keeps nothing.
+        // All dead processes are found first: what they imported keeps nothing charged.
         if !self.find_dead(region, own, 0..SLOT_COUNT) {
             return (false, None);
         }
@@ -44,19 +45,21 @@ impl Share {
             if !dead.has_freed(slot, state) {
                 continue;
             }
-            // What others have imported from the dead stays charged until the driver has freed the last of it.
+            // The bytes that others have imported from the dead stay charged until the driver has freed the
+            // last of them.
             let exported = region.slots.get(slot).map_or(0, |slot| slot.exported_bytes.load(Relaxed));
             let mut keep = 0;
             if exported > 0 {
                 let left = imported.get_or_insert_with(|| imported_now(region, &dead));
-                // What its exporter freed is what others have beyond what is exported now.
+                // In a slot of what an exporter freed, it is what others have imported beyond what is
+                // exported now.
                 let exported_now = if Self::is_left(region, slot) { exported_now(region) } else { 0 };
                 keep = exported.min(left.saturating_sub(exported_now)).min(ledger::charged(region, slot));
                 *left -= keep;
             }
             let reaped = ledger::reap_seen(region, slot, state, keep);
             if keep == 0 {
-                // Those who live may hold more leases.
+                // The living processes may hold more leases.
                 region.compute.members.fetch_add(1, SeqCst);
             }
             match reaped {
@@ -76,11 +79,11 @@ impl Share {
         (came_back, wait)
     }
 
-    /// Who is dead, and for how many milliseconds at the least the driver may still be freeing memory of theirs, of
-    /// their own or imported.
+    /// Returns the dead processes, and the fewest milliseconds for which the driver may still be freeing
+    /// memory that they owned or had imported.
     fn look_at_dead(&self, region: &Region, own: Option<usize>) -> (Dead, Option<u64>) {
-        // Whoever is dead before NVML is asked and not in its list has nothing any more; of who dies later that says
-        // nothing.
+        // A process that was dead before NVML is asked and is not in NVML's list has no memory any more. The
+        // list says nothing about processes that die later.
         let (mut dead, mut list, mut wait) = (Dead::seen(region, own), None, None);
         let (now, here) = (sys::now_ms(), pid_namespace());
         for ((slot, owner), mark) in region.slots.iter().enumerate().zip(&mut dead.0) {
@@ -104,14 +107,15 @@ impl Share {
     }
 }
 
-/// How long ago somebody was found dead. Processes look at the clock one after the other; what is a second ahead was
-/// written by none of them, and nobody waits for it.
+/// Returns how long ago a process was found dead, in milliseconds. Processes read the clock one after the
+/// other. A time that is more than a second ahead was written by none of them, and nobody waits for it.
 const fn age_ms(since_ms: u64, now_ms: u64) -> u64 {
     if since_ms > now_ms.saturating_add(1000) { DEATH_MS } else { now_ms.saturating_sub(since_ms) }
 }
 
-/// The dead as they were looked at. Of each slot: 0 = its owner was not dead then, or else a mark of the state word in
-/// which it was seen, with the lower part of the generation, and whether the driver may still be freeing its memory.
+/// The dead processes at one look, by slot. 0 = the slot's owner was not dead. Otherwise a mark of the state
+/// word in which it was seen, with the lower part of the generation, and of whether the driver may still be
+/// freeing its memory.
 struct Dead([u16; SLOT_COUNT]);
 
 impl Dead {
@@ -122,7 +126,7 @@ impl Dead {
         (region::generation(state) as u16) << 2 | Self::SEEN
     }
 
-    /// Who is dead now, beside this process.
+    /// Returns the processes that are dead now, except this one.
     fn seen(region: &Region, own: Option<usize>) -> Self {
         let mut marks = [0; SLOT_COUNT];
         for (slot, mark) in marks.iter_mut().enumerate().filter(|(slot, _)| Some(*slot) != own) {
@@ -134,15 +138,16 @@ impl Dead {
         Self(marks)
     }
 
-    /// Whether the owner of a slot in this state had died when they were looked at, and the driver had freed its memory.
+    /// Returns true if the owner of a slot in this state was dead at the look, and the driver had freed its
+    /// memory.
     fn has_freed(&self, slot: usize, state: u64) -> bool {
         SlotState::of(state) == Some(SlotState::Dead) && self.0.get(slot) == Some(&Self::mark(state))
     }
 }
 
 impl Share {
-    /// Marks those of these slots whose owners have died, and takes back their leases, which nobody will spend. `false`:
-    /// the region cannot be opened.
+    /// Marks those of these slots whose owners have died, and takes back their leases, which nobody will
+    /// spend. Returns false if the region cannot be opened.
     pub(super) fn find_dead(&self, region: &Region, own: Option<usize>, slots: Range<usize>) -> bool {
         let path = *self.region_path.lock();
         let (mut file, now) = (None, sys::now_ms());
@@ -165,7 +170,8 @@ impl Share {
     }
 }
 
-/// Bytes that processes have imported, the dead as long as the driver may still be freeing them.
+/// Returns the bytes that processes have imported; those of dead processes count as long as the driver may
+/// still be freeing them.
 fn imported_now(region: &Region, dead: &Dead) -> u64 {
     let has = |(slot, state): (usize, u64)| match SlotState::of(state) {
         Some(SlotState::Live) => true,
@@ -177,7 +183,8 @@ fn imported_now(region: &Region, dead: &Dead) -> u64 {
     bytes.fold(0, |sum, (_, slot)| sum.saturating_add(slot.imported_bytes.load(Relaxed)))
 }
 
-/// Bytes that living processes have exported. What one of them is leaving to a slot of nobody's counts as its own.
+/// Returns the bytes that living processes have exported. Bytes that such a process is moving to a slot
+/// without an owner count as its own.
 fn exported_now(region: &Region) -> u64 {
     let lives = |slot: &&Slot| {
         SlotState::of(slot.state.load(Acquire)) == Some(SlotState::Live) && slot.pid.load(Relaxed) != 0

@@ -1,4 +1,4 @@
-//! The files of a share, and what is known about this process.
+//! Reading the files of a share, and what `/proc` says about this process.
 
 use super::Path;
 use crate::log::Text;
@@ -44,7 +44,7 @@ pub(super) fn map_region(file: &File, path: &Path) -> Result<*mut Region, Text<4
     Ok(mapped.cast())
 }
 
-/// Start time of this process in clock ticks since boot, 0 where `/proc` does not tell.
+/// Returns the start time of this process in clock ticks since boot; 0 if `/proc` does not tell.
 pub(super) fn start_time() -> u64 {
     let Ok(file) = File::read_only(c"/proc/self/stat") else { return 0 };
     let mut bytes = [0; 512];
@@ -61,7 +61,7 @@ pub(super) fn start_time() -> u64 {
         .unwrap_or_default()
 }
 
-/// Inode of this process's pid namespace, 0 where `/proc` does not tell.
+/// Returns the inode of this process's pid namespace; 0 if `/proc` does not tell.
 pub(crate) fn pid_namespace() -> u64 {
     let mut bytes = [0; 64];
     let target = sys::link_target(c"/proc/self/ns/pid", &mut bytes).unwrap_or_default();

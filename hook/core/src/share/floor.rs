@@ -1,14 +1,15 @@
-//! What each process of a share holds at the least, as the kernel says it: by the length of a lock.
+//! Floors: the least that each process of a share holds, as the kernel says it by the length of a lock.
 //!
-//! A tenant can write every word of the region, and make them agree. A lock of an open file it cannot take from another
-//! process. So a process that holds much keeps a lock on as many bytes of the region's file, far behind its end, as it
-//! holds MiB: the *floor*. It is never more than what the process is charged, because it is raised behind the charge and
-//! lowered before the release, whoever is stopped or killed in between; so in a sound region the floors of all never
-//! exceed the total, and refuse nobody anything.
+//! A tenant can write every word of the region, and make the words agree. But it cannot take a lock of an
+//! open file from another process. So a process that holds much keeps a lock on as many bytes of the region's
+//! file, far behind its end, as it holds MiB: its *floor*. A floor is never more than what the process is
+//! charged, whoever is stopped or killed in between, because it is raised after the charge and lowered before
+//! the release. So in a sound region the floors of all processes never exceed the total, and refuse nobody
+//! anything.
 //!
-//! Floors are looked at where a process has grown by [`part`] of the limit since it last did, so most charges make no
-//! system call. What a process may hold beyond its floor is less than two such parts, which is what can be taken beyond
-//! the quota, for each process of the share, by somebody who writes into the region.
+//! Floors are read where a process has grown by [`part`] of the limit since it last read them, so most
+//! charges make no system call. A process may hold less than two such parts beyond its floor. That is how
+//! much, for each process of the share, somebody who writes into the region can take beyond the quota.
 
 use super::Path;
 use crate::sys::{self, Errno, File};
@@ -16,22 +17,23 @@ use aliquot_quota::region::SLOT_COUNT;
 
 /// The floor of slot `i` begins at byte `BASE + (i << SHIFT)`.
 const BASE: u64 = 1 << 40;
-/// Room for 256 TiB.
+/// Bits of the room for one floor: enough for 256 TiB.
 const SHIFT: u32 = 28;
 const MIB_SHIFT: u32 = 20;
 /// Bytes of the region that are mapped to keep the lock.
 const MAPPED: usize = 4096;
-/// Locks that are looked at. Who makes more has the share's memory refused to everybody, itself included.
+/// The most locks that are read. Whoever makes more has the share's memory refused to everybody, itself
+/// included.
 const LOOKS: u32 = 4 * SLOT_COUNT as u32;
 
-/// The part of a limit by which a process may grow before floors are looked at.
+/// Returns the part of a limit by which a process may grow before floors are read.
 pub(super) const fn part(limit: u64) -> u64 {
     limit / 32
 }
 
-/// A lock that says what a process holds at the least.
+/// A lock that says how much a process holds at least.
 pub(super) struct Floor {
-    /// A mapping of the open file that has the lock, which keeps it when all descriptors are closed.
+    /// A mapping of the open file that has the lock; it keeps the lock when all descriptors are closed.
     at: *mut u8,
     mib: u64,
 }
@@ -40,7 +42,7 @@ pub(super) struct Floor {
 unsafe impl Send for Floor {}
 
 impl Floor {
-    /// Takes a floor of so many bytes, rounded down to MiB, for a slot of the caller's.
+    /// Takes a floor of `bytes`, rounded down to MiB, for a slot of the caller.
     pub(super) fn take(path: &Path, slot: usize, bytes: u64) -> Result<Self, Errno> {
         let mib = (bytes >> MIB_SHIFT).clamp(1, (1 << SHIFT) - 1);
         let file = File::read_write(path.as_c())?;
@@ -50,12 +52,12 @@ impl Floor {
         Ok(Self { at, mib })
     }
 
-    /// Bytes that it says.
+    /// Returns the bytes of the floor.
     pub(super) fn bytes(&self) -> u64 {
         self.mib << MIB_SHIFT
     }
 
-    /// Forgets it in a forked child, which has neither the mapping nor the lock.
+    /// Forgets the floor in a forked child, which has neither the mapping nor the lock.
     pub(super) fn forget(self) {
         core::mem::forget(self);
     }
@@ -68,7 +70,8 @@ impl Drop for Floor {
     }
 }
 
-/// Bytes that all others hold at the least. More locks than processes can have count as everything.
+/// Returns the bytes that all other processes hold at least. More locks than processes can have count as
+/// everything.
 pub(super) fn of_others(path: &Path, own: usize) -> u64 {
     let Ok(file) = File::read_write(path.as_c()) else { return 0 };
     let mut looks = LOOKS;
@@ -76,7 +79,7 @@ pub(super) fn of_others(path: &Path, own: usize) -> u64 {
     mib.saturating_mul(1 << MIB_SHIFT)
 }
 
-/// MiB of the floors of some slots; `None` if there are too many locks.
+/// Returns the MiB of the floors of some slots; `None` if there are too many locks.
 fn sum(file: &File, [mut from, mut to]: [u64; 2], own: u64, looks: &mut u32) -> Option<u64> {
     let mut sum = 0_u64;
     while from < to {
@@ -106,7 +109,8 @@ fn sum(file: &File, [mut from, mut to]: [u64; 2], own: u64, looks: &mut u32) -> 
     Some(sum)
 }
 
-/// First byte of some lock in a range, and the byte behind its last one. The outer `None`: too many were looked at.
+/// Returns the first byte of some lock in a range, and the byte after its last one. The outer `None` means
+/// that too many locks were read.
 fn next(file: &File, from: u64, to: u64, looks: &mut u32) -> Option<Option<(u64, u64)>> {
     *looks = looks.checked_sub(1)?;
     // Where the kernel does not say, there is nothing to compare with.

@@ -9,24 +9,24 @@ use aliquot_quota::own::Own;
 use aliquot_quota::region::{Region, SlotState};
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// How often who waits looks whether others have died with leases.
+/// The time after which a waiting process looks again for others that have died with leases, in milliseconds.
 const LOOK_MS: u64 = 500;
 
 impl Share {
-    /// This process's leases, if its slot is one of those that can have some.
+    /// Returns this process's leases, if its slot is one of those that can have some.
     pub(crate) fn purse(&self) -> Option<&Purse> {
         self.region()?.compute.purses.get(self.slot()?)
     }
 
-    /// This process's own account of its GPU time.
+    /// Returns this process's own account of its GPU time.
     pub(crate) const fn own(&self) -> &Own {
         &self.own
     }
 
-    /// What this process may hold in leases now.
+    /// Returns what this process may hold in leases now, in nanoseconds of GPU time.
     pub(crate) fn allowance_ns(&self) -> u64 {
         let Some(region) = self.region() else { return 0 };
-        // Read first: who comes while the others are counted makes the figure old.
+        // Read first: a process that comes while the others are counted makes the figure old.
         let members = region.compute.members.load(SeqCst) << 8;
         let counted = self.counted.load(Relaxed);
         let holders = if counted & !0xff == members && counted & 0xff != 0 {
@@ -39,7 +39,7 @@ impl Share {
         allowance_ns(holders as usize)
     }
 
-    /// Gives back a lease of this share.
+    /// Gives back to the share a lease that was taken out of a purse.
     pub(crate) fn give_back(&self, lease: Lease) {
         if let Some(region) = self.region() {
             self.give_back_in(region, lease);
@@ -54,7 +54,7 @@ impl Share {
         }
     }
 
-    /// This process has come to a slot: it begins without leases, and the others may hold less from now on.
+    /// Lets this process join at a slot: it begins without leases, and the others may hold less from now on.
     pub(super) fn join(&self, region: &Region, slot: usize) {
         self.take_leases(region, slot, 0);
         self.counted.store(0, Relaxed);
@@ -65,14 +65,14 @@ impl Share {
         }
     }
 
-    /// Takes what a slot holds in leases beyond so much. Its owner, if it lives, finds less there.
+    /// Takes what a slot holds in leases beyond `most_ns`. Its owner, if it lives, finds less there.
     pub(super) fn take_leases(&self, region: &Region, slot: usize, most_ns: u64) {
         if let Some(purse) = region.compute.purses.get(slot) {
             purse.trim(most_ns).into_iter().for_each(|lease| self.give_back_in(region, lease));
         }
     }
 
-    /// Takes back what processes that have died held in leases, every now and then.
+    /// Takes back, every now and then, what processes that have died held in leases.
     pub(crate) fn look_for_leases(&self) {
         let (now, before) = (sys::coarse_ms(), self.looked_ms.load(Relaxed));
         if now.wrapping_sub(before) >= LOOK_MS
@@ -84,7 +84,7 @@ impl Share {
     }
 }
 
-/// Slots in use of those that can have leases.
+/// Returns the number of slots in use, of those that can have leases.
 fn holders(region: &Region) -> usize {
     let is_used = |slot: &usize| SlotState::of(region.load(Word::State(*slot))) != Some(SlotState::Free);
     (0..HOLDERS).filter(is_used).count()

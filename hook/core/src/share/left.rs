@@ -1,9 +1,10 @@
-//! Bytes that nobody's process holds any more, and others of the share still have: what an exporter has freed.
+//! Bytes that their exporter has freed and that other processes of the share still have.
 //!
-//! They are moved to a slot of their own, which is as if whoever exported them had died: anybody takes them back when
-//! the last importer is done, and their exporter may do nothing for ever. They are charged there before their exporter
-//! gives them up, and only then can they be taken back, so whoever is killed or stopped in between leaves too much
-//! charged, never too little: who is killed until the dead are looked for, who is stopped until it goes on.
+//! Such bytes are moved to a slot of their own, which has no owner, as if their exporter had died. So anybody
+//! takes them back when the last importer is done, and their exporter need never do anything again. The bytes
+//! are charged there before their exporter gives them up, and only then can they be taken back. So an
+//! exporter that is killed or stopped in between leaves too much charged, never too little: until the dead
+//! are looked for if it was killed, until it goes on if it was stopped.
 
 use super::Share;
 use super::dead::DEATH_MS;
@@ -14,7 +15,8 @@ use aliquot_quota::region::{LOCK_BASE, Region, SLOT_COUNT, SlotState};
 use core::sync::atomic::Ordering::Relaxed;
 
 impl Share {
-    /// Charges so many bytes to a slot of nobody's, and has the caller give them up. `false`: they stay the caller's.
+    /// Charges `bytes` to a slot without an owner, and has the caller give them up. Returns false if they
+    /// stay charged to the caller.
     pub(crate) fn leave(&self, bytes: u64, give_up: impl FnOnce()) -> bool {
         let path = *self.region_path.lock();
         let (Some(region), Ok(file)) = (self.region(), open_region(&path)) else { return false };
@@ -48,12 +50,13 @@ impl Share {
         is_charged
     }
 
-    /// Whether a slot is of a process, or of what is left.
+    /// Returns true if a slot holds bytes that an exporter left, and is not a process's.
     pub(super) fn is_left(region: &Region, slot: usize) -> bool {
         region.slots.get(slot).is_some_and(|slot| slot.pid.load(Relaxed) == 0)
     }
 
-    /// Memory of others was given back: where that was the last of it, it comes back to the share.
+    /// Takes back what exporters left, after memory of others was given back, which may have been the last of
+    /// it.
     pub(crate) fn settle_left(&self) {
         let is_dead = |region: &Region, slot: usize| {
             SlotState::of(region.load(Word::State(slot))) == Some(SlotState::Dead)
@@ -64,7 +67,8 @@ impl Share {
     }
 }
 
-/// Makes a free slot, whose lock is held, one of nobody's; its state, or `None` if it was not free.
+/// Makes a free slot, whose lock is held, a slot without an owner. Returns its state word, or `None` if it
+/// was not free.
 fn take(region: &Region, slot: usize, bytes: u64) -> Option<u64> {
     let mine = region.slots.get(slot)?;
     mine.pid.store(0, Relaxed);

@@ -5,21 +5,21 @@ use super::files::{pid_namespace, start_time};
 use crate::sys::{self, File};
 use aliquot_quota::measured::{Identity, MOST_SIZE, Measured};
 
-/// How this process is named there; `None` where `/proc` does not tell.
+/// Returns this process's identity in that file; `None` if `/proc` does not tell.
 pub(crate) fn own_identity() -> Option<Identity> {
     let (pid_namespace, start_time) = (pid_namespace(), start_time());
     let is_known = pid_namespace != 0 && start_time != 0;
     is_known.then(|| Identity { pid_namespace, start_time, pid: sys::process_id() })
 }
 
-/// A file's content, in memory of its own; callers may be on small stacks.
+/// The content of the file, in memory of its own, because callers may be on small stacks.
 pub(crate) struct Page {
     bytes: *mut u8,
     read: usize,
 }
 
 impl Page {
-    /// What it says, if it is whole and still holds.
+    /// Returns the measurement, if it is whole and still valid.
     pub(crate) fn fresh(&self) -> Option<Measured<'_>> {
         // SAFETY: our own memory, of which so many bytes were read into.
         let bytes = unsafe { core::slice::from_raw_parts(self.bytes, self.read) };
@@ -35,7 +35,7 @@ impl Drop for Page {
 }
 
 impl Share {
-    /// The file as it is now, if there is one. It is read, never mapped, whatever it holds.
+    /// Reads the file as it is now, if there is one. The file is read, never mapped, whatever it holds.
     pub(crate) fn measured(&self) -> Option<Page> {
         let path = *self.measured_path.lock();
         let file = File::read_only(path.as_c()).ok()?;

@@ -1,4 +1,4 @@
-//! A process's place in the region: its slot.
+//! The seat of a process: its slot in the region, and what it holds there.
 
 use super::bytes::{Refusal, compare};
 use super::files::{map_region, open_region, pid_namespace, start_time};
@@ -12,23 +12,23 @@ use aliquot_quota::ledger::{self, Cells, Word};
 use aliquot_quota::region::{LOCK_BASE, Region, SLOT_COUNT, SlotState};
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
-/// How often a process that finds its slot taken away takes another one. Only somebody who writes into the region takes
-/// slots away.
+/// The most times that a process takes another slot after it found its slot taken away. Only somebody who
+/// writes into the region takes slots away.
 const MOST_SITTINGS: u32 = 16;
 
-/// What this process holds in the region. The region is the tenant's to write; this is not.
+/// What this process holds in the region. The tenant can write the region, but not this.
 pub(super) struct Seat {
     pub(super) slot: Option<usize>,
     pub(super) state: u64,
     /// Bytes that this process has charged, by its own count.
     pub(super) held: u64,
-    /// The lock that tells others of them.
+    /// The lock that tells other processes of those bytes.
     pub(super) floor: Option<Floor>,
-    /// The least that was held since floors were looked at.
+    /// The least that was held since floors were last read, in bytes.
     pub(super) looked_at: u64,
-    /// When the total was compared with its parts.
+    /// The time of the last comparison of the total with its parts, in milliseconds.
     pub(super) compared_ms: u64,
-    /// How often a slot was taken.
+    /// The number of times that a slot was taken.
     pub(super) sittings: u32,
 }
 
@@ -88,7 +88,7 @@ impl Share {
         self.join(region, slot);
         // The floor is the former slot's.
         (seat.floor, seat.looked_at) = (None, 0);
-        // What this process holds already is charged to the new slot with the rest of what is missing.
+        // Charges to the new slot what this process holds already, with the rest of what is missing.
         compare(region, slot, seat.held);
         Ok(slot)
     }
@@ -100,7 +100,7 @@ impl Share {
         {
             return Ok((seat, region, slot));
         }
-        // Either the first time, or somebody thought that we were dead and took the slot.
+        // Either this is the first time, or another process took this one for dead and took its slot.
         if seat.sittings >= MOST_SITTINGS {
             return Err(Refusal::Broken);
         }

@@ -1,4 +1,4 @@
-//! Memory that processes of the share have of each other: what each tells of it in its slot.
+//! Memory that processes of the share have from each other, as each publishes it in its slot.
 
 use super::Share;
 use aliquot_quota::ledger;
@@ -18,8 +18,8 @@ impl Share {
         }
     }
 
-    /// Bytes that processes beside this one have imported (of the dead: or had, which the driver may still be freeing),
-    /// and those that all beside it have exported.
+    /// Returns the bytes that other processes have imported, and those that they have exported. Of a dead
+    /// process, the first are bytes that the driver may still be freeing.
     pub(crate) fn shared_by_others(&self) -> (u64, u64) {
         let (Some(region), own) = (self.region(), self.slot()) else { return (0, 0) };
         let others = region.slots.iter().enumerate().filter(|(slot, _)| Some(*slot) != own);
@@ -30,7 +30,7 @@ impl Share {
                 Some(SlotState::Live) => {
                     (slot.imported_bytes.load(Relaxed), slot.exported_bytes.load(Relaxed))
                 }
-                // What is kept for one that died, no more than it is still charged.
+                // The bytes kept for a process that died, but no more than its slot is still charged.
                 Some(SlotState::Dead) => (
                     slot.imported_bytes.load(Relaxed),
                     slot.exported_bytes.load(Relaxed).min(ledger::charged(region, index)),

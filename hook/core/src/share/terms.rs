@@ -1,4 +1,5 @@
-//! What a share may have: its quota, and what the node agent grants. Both come from files that no container can write.
+//! What a share may have: its quota, and what the node agent grants. Both come from files that no container
+//! can write.
 
 use super::Share;
 use super::bytes::Kind;
@@ -8,10 +9,10 @@ use aliquot_quota::grant::Grant;
 use aliquot_quota::{ComputePolicy, FailMode, QuotaFile};
 use core::sync::atomic::Ordering::Relaxed;
 
-/// How often a grant is read again.
+/// The age at which a grant is read again, in milliseconds.
 const GRANT_AGE_MS: u64 = 10;
 
-/// How often the quota file is read again.
+/// The age at which the quota file is read again, in milliseconds.
 const QUOTA_AGE_MS: u64 = 500;
 
 impl Share {
@@ -25,17 +26,18 @@ impl Share {
         self.checked_ms.store(sys::coarse_ms(), Relaxed);
     }
 
-    /// Lowers the limit to what the environment says.
+    /// Lowers the limit to `bytes`, which the environment says.
     pub(crate) fn lower(&self, bytes: u64) {
         self.env_limit.fetch_min(bytes, Relaxed);
     }
 
-    /// Bytes that may be charged now, `u64::MAX` = any number. Reads the quota file again when it is time.
+    /// Returns the bytes that may be charged; `u64::MAX` = any number. Reads the quota file again when it is
+    /// time.
     pub(crate) fn limit(&self) -> u64 {
         self.limit_at(sys::coarse_ms())
     }
 
-    /// The same, where the time is known already.
+    /// Does what [`Share::limit`] does, where the time is known already.
     fn limit_at(&self, now_ms: u64) -> u64 {
         self.renew(now_ms);
         self.file_limit.load(Relaxed).min(self.env_limit.load(Relaxed))
@@ -49,13 +51,14 @@ impl Share {
         }
     }
 
-    /// Percent of the GPU's time, 0 = no limit. Reads the quota file again when it is time.
+    /// Returns the percent of the GPU's time; 0 = no limit. Reads the quota file again when it is time.
     pub(crate) fn percent(&self) -> u8 {
         self.renew(sys::coarse_ms());
         self.percent.load(Relaxed) as u8
     }
 
-    /// What the node agent grants now; nothing where there is none, or where it has run out.
+    /// Returns the node agent's grant. If there is none or it has run out, the grant has nothing but the
+    /// corrections found so far.
     pub(crate) fn grant(&self, now_ns: u64) -> Grant {
         let (now_ms, checked) = (now_ns / 1_000_000, self.grant_checked_ms.load(Relaxed));
         let [until, terms, up, borrowed_up, beside] = &self.granted;
@@ -75,7 +78,7 @@ impl Share {
         let (valid_until_ns, terms) = (until.load(Relaxed), terms.load(Relaxed));
         let (true_up_ns, borrowed_true_up_ns) = (up.load(Relaxed) as i64, borrowed_up.load(Relaxed) as i64);
         if valid_until_ns <= now_ns {
-            // What was found to be charged wrongly stays so.
+            // Corrections that were found stay valid after the grant has run out.
             return Grant { true_up_ns, borrowed_true_up_ns, ..Grant::default() };
         }
         let borrow_percent = if self.is_soft.load(Relaxed) == 0 { 0 } else { terms as u8 };
@@ -96,7 +99,8 @@ impl Share {
         if now.wrapping_sub(self.checked_ms.load(Relaxed)) >= QUOTA_AGE_MS {
             self.checked_ms.store(now, Relaxed);
             let path = *self.quota_path.lock();
-            // A file that cannot be read leaves the limit as it was, which is said where a newer node agent wrote it.
+            // A file that cannot be read leaves the limit as it was; if a newer node agent wrote it, the
+            // limiter says so.
             match read_quota(&path) {
                 Ok(quota) if self.uuid() == Some(quota.gpu_uuid) => self.take(&quota),
                 Err(reason) if sys::File::read_only(path.as_c()).is_ok() => {
@@ -107,8 +111,8 @@ impl Share {
         }
     }
 
-    /// The most that any process of the share may charge now: another one may have read a newer quota, or have managed
-    /// memory.
+    /// Returns the most bytes that any process of the share may charge now: another process may have read a
+    /// newer quota, or have managed memory.
     pub(super) fn widest(&self) -> u64 {
         let path = *self.quota_path.lock();
         if let Ok(quota) = read_quota(&path)

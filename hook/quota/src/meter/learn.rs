@@ -1,4 +1,4 @@
-//! What measurements come to: what is charged for them, and what launches of their keys will cost.
+//! What measurements lead to: what is charged for them, and what launches of their keys will cost.
 
 use super::types::{Cost, Finding, NO_COST, Others, Pending, Seen, Single, Window};
 use super::{
@@ -7,9 +7,9 @@ use super::{
 use crate::spans::{Span, Spans};
 
 impl Meter {
-    /// Takes what the events showed: one span for each pair, relative to the reference (to the first event
-    /// where there is none). `covered_from` is where a launch begins that still runs. `publish` is told the keys that cost something else now, and what they
-    /// cost where they are routine.
+    /// Takes in what the events showed: one span for each pair, relative to the reference (to the first event
+    /// where there is none). `covered_from` is where a launch begins that still runs. `publish` is told each
+    /// key whose cost has changed, and its cost if it is routine.
     pub fn finish(
         &mut self,
         pending: Pending,
@@ -72,10 +72,11 @@ impl Meter {
         }
     }
 
-    /// How long the GPU had nothing behind the first event: from when the event was reached at the latest to when the
-    /// launch can have begun; and whether that is vague, because the thread was stopped while it launched. A launch
-    /// taken to be shorter than it was would be believed for long, so a lead is the least that it can be; where it is
-    /// vague, the launch is taken to be as long as usual, and teaches nothing.
+    /// Returns how long the GPU had nothing to do behind the first event, and whether that is vague. The lead
+    /// is the time from when the event was reached, at the latest, to when the launch can have begun. It is
+    /// vague if the thread was stopped while it launched. A launch taken to be shorter than it was would be
+    /// believed for long, so the lead is the least that it can be. Where it is vague, the launch is taken to
+    /// be as long as usual, and nothing is learned from it.
     fn lead(&mut self, single: &Single, span: Span, now_ns: u64) -> (i64, bool) {
         let host = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
         let length = span.end.saturating_sub(span.start);
@@ -92,7 +93,8 @@ impl Meter {
         }
     }
 
-    /// Counts what of the spans is not charged yet, frees the events, and makes the latest end the reference.
+    /// Adds the spans, frees the events, and makes the latest end the reference. Returns the nanoseconds that
+    /// were not charged yet.
     fn count(
         &mut self,
         context: u64,
@@ -137,8 +139,9 @@ impl Meter {
         fresh
     }
 
-    /// Learns from one launch, `fresh_ns` of whose `length_ns` were not charged to another. What it is charged,
-    /// and whether that is sure: not divided by supposition. From one whose length is vague nothing is learned.
+    /// Learns from one launch, of whose `length_ns` the part `fresh_ns` was not charged to another. Returns
+    /// what the launch is charged, and whether that is sure, that is, not an assumed part. From a launch
+    /// whose length is vague nothing is learned.
     fn learn(
         &mut self,
         single: &Single,
@@ -197,7 +200,8 @@ impl Meter {
         (own, is_sure)
     }
 
-    /// Corrects the costs of a window's keys by what it took together.
+    /// Corrects the costs of a window's keys by what they took together. Returns what to charge on top, or to
+    /// refund.
     fn scale(
         &mut self,
         window: &Window,
@@ -215,7 +219,7 @@ impl Meter {
             self.long += 1;
             self.least_permille = self.least_permille.min(fresh_ns.saturating_mul(1000) / charged);
             if self.long < BELIEVED {
-                // Soon known better.
+                // A further window will show more, soon.
                 self.due_ns = SOON_NS / 2;
                 return 0;
             }

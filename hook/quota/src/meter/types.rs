@@ -1,27 +1,27 @@
-//! What the learner keeps, and what it is told and tells.
+//! The records that the learner keeps, and those that it is given and returns.
 
 use super::{CLEAN_ALL, CLEAN_FIRST, LEAST_NS, LEAST_WEIGHT, LONG_NS, MIXED, STREAMS};
 
 #[derive(Clone, Copy)]
 pub(super) struct Cost {
     pub(super) key: u64,
-    /// What the next launch is charged.
+    /// GPU time that the next launch is charged, in nanoseconds.
     pub(super) estimate_ns: u64,
-    /// Low measurements: falls fast and rises slowly.
+    /// The level of low measurements, in nanoseconds: falls fast and rises slowly.
     pub(super) low_ns: u64,
-    /// Wall time that a launch adds to what others of the process take, on average.
+    /// Wall time that a launch adds on average to what others of the process take, in nanoseconds.
     pub(super) wall_ns: u64,
-    /// A measurement far below those; 0 = none.
+    /// A measurement far below the low ones, in nanoseconds; 0 = none.
     pub(super) dip_ns: u64,
-    /// Measurements so far, up to the inverse of the learning rate.
+    /// The number of measurements so far, up to the inverse of the learning rate.
     pub(super) count: u32,
-    /// How many of the measurements were about as long as the low ones, of [`CLEAN_ALL`].
+    /// The part of the measurements that were about as long as the low ones, of [`CLEAN_ALL`].
     pub(super) clean: u32,
-    /// Launches until a delicate one is timed.
+    /// The number of launches until a delicate one is timed.
     pub(super) rest: u32,
-    /// From this launch on it may be other work than was measured; 0 = it is not.
+    /// The first launch that may be other work than was measured; 0 = none.
     pub(super) doubted_from: u64,
-    /// Whether it was long when it was measured last, and has not become clearly shorter since.
+    /// True if it was long when it was last measured, and has not become clearly shorter since.
     pub(super) was_long: bool,
 }
 
@@ -39,14 +39,15 @@ pub(super) const NO_COST: Cost = Cost {
 };
 
 impl Cost {
-    /// Whether it is timed in windows. A launch that shares its time with other streams can be cheap and long.
+    /// Returns true if launches are timed in windows. A launch that shares its time with other streams can be
+    /// cheap and long.
     pub(super) fn is_short(&self) -> bool {
         self.estimate_ns < LONG_NS && self.low_ns < LONG_NS && self.doubted_from == 0 && !self.was_long
     }
 
-    /// Takes the mean of what was measured as what the next launch costs. Where lengths vary about [`LONG_NS`], a mean
-    /// that is below it by chance would be charged unmeasured until it is above it again, and so be too low on average:
-    /// long launches stay long until they are clearly shorter.
+    /// Takes the mean of what was measured as the cost of the next launch. Where lengths vary about
+    /// [`LONG_NS`], a mean that is below it by chance would be charged unmeasured until it is above it again,
+    /// and so be too low on average. So long launches stay long until they are clearly shorter.
     pub(super) fn estimate(&mut self, estimate_ns: u64) {
         self.estimate_ns = estimate_ns.max(LEAST_NS);
         if self.estimate_ns >= LONG_NS {
@@ -56,7 +57,7 @@ impl Cost {
         }
     }
 
-    /// Notes how much wall time a launch had that no other measurement counts.
+    /// Notes how much wall time a launch had that no other measurement counts, in nanoseconds.
     pub(super) fn note_wall(&mut self, fresh_ns: u64) {
         let weight = u64::from(LEAST_WEIGHT);
         self.wall_ns = match self.wall_ns {
@@ -65,12 +66,12 @@ impl Cost {
         };
     }
 
-    /// Notes the length of a launch, which had the GPU to itself or maybe not (`is_alone`). Whether it is about as long
-    /// as the low ones.
+    /// Notes the length of a launch, which had the GPU to itself (`is_alone`) or perhaps not. Returns true if
+    /// it is about as long as the low ones.
     pub(super) fn note(&mut self, length_ns: u64, is_alone: bool) -> bool {
         let dips = length_ns < self.low_ns / 4 * 3 && !is_alone;
         if dips && self.dip_ns == 0 {
-            // It may be a mistake.
+            // One such measurement may be a mistake.
             self.dip_ns = length_ns.max(1);
         } else if dips {
             // Twice: what was learned before lay in slices of others.
@@ -91,17 +92,17 @@ impl Cost {
 /// A launch as the learner sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// Function and grid, or graph, and context.
+    /// The key: function and grid, or graph, and context.
     pub key: u64,
-    /// The context that events would be of.
+    /// The context that the launch's events would be of.
     pub context: u64,
     /// The stream's handle.
     pub stream: u64,
     /// The calling thread.
     pub thread: u64,
-    /// Whether the handle means another stream in another thread.
+    /// True if the handle means another stream in another thread.
     pub is_thread_stream: bool,
-    /// Whether events would take away what the launch was made for.
+    /// True if events would defeat what the launch was made for.
     pub is_delicate: bool,
 }
 
@@ -144,90 +145,92 @@ pub(super) struct Window {
     pub(super) is_spoilt: bool,
 }
 
-/// When a launch can have begun, on the host's clock, where the GPU had nothing before; zeros where it had.
+/// The bounds on when a launch can have begun, on the host's clock, where the GPU had nothing to do before;
+/// zeros where it had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Begins {
-    /// At the earliest.
+    /// The earliest start.
     pub from_ns: u64,
-    /// At the latest, if no other process had the GPU.
+    /// The latest start, if no other process had the GPU.
     pub until_ns: u64,
 }
 
-/// What the caller records around a launch, and hands back with [`Meter::launched`].
+/// The events that the caller records around a launch; handed back with [`super::Meter::launched`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Event to record on the launch's stream before it.
+    /// The event to record on the launch's stream before it.
     pub before: Option<usize>,
-    /// Place of the launch if it is timed by itself, whose second event is recorded after it.
+    /// The place of the launch if it is timed by itself; the second event of that place is recorded after the
+    /// launch.
     pub single: Option<usize>,
-    /// Window that it closes: the second events of all its streams are recorded after it.
+    /// The window that the launch closes: the second events of all its streams are recorded after the launch.
     pub closes: Option<usize>,
-    /// Window that it is the first or a further launch of.
+    /// The window that the launch belongs to, as the first or a further one.
     pub window: Option<usize>,
 }
 
 /// What is known of other processes on the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Others {
-    /// How much of the wall time of kernels was this process's own lately, in thousandths: 1000 where nobody
-    /// else has work, `None` where others may have and it is not known.
+    /// Part of the wall time of kernels that was recently this process's own, in thousandths; 1000 if nobody
+    /// else has work, `None` if others may have work and the part is not known.
     pub own_permille: Option<u32>,
-    /// How long a process has the GPU while others wait.
+    /// Time for which a process has the GPU while others wait, in nanoseconds.
     pub slice_ns: u64,
 }
 
 impl Others {
-    /// There are none.
+    /// No other processes.
     pub const NONE: Self = Self { own_permille: Some(1000), slice_ns: ASSUMED_SLICE_NS };
 }
 
-/// A time slice, where nothing else is known.
+/// Length of a time slice where nothing else is known, in nanoseconds.
 pub const ASSUMED_SLICE_NS: u64 = 2_000_000;
 
-/// A prediction.
+/// The predicted cost of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prediction {
-    /// GPU time to charge.
+    /// GPU time to charge, in nanoseconds.
     pub cost_ns: u64,
-    /// Whether it has been measured.
+    /// True if the cost has been measured.
     pub is_known: bool,
-    /// Whether it is timed in windows only.
+    /// True if the launch is timed in windows only.
     pub is_short: bool,
 }
 
-/// What a measurement comes to.
+/// The result of a measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Finding {
-    /// Who was charged.
+    /// The account that was charged.
     pub account: u32,
-    /// What is charged on top, or refunded.
+    /// GPU time to charge on top (above zero) or to refund (below zero), in nanoseconds.
     pub delta_ns: i64,
-    /// A launch that was timed by itself.
+    /// The launch, if it was timed by itself.
     pub seen: Option<Seen>,
 }
 
-/// Where a launch was on the host's clock, and what it was charged.
+/// The place of a launch on the host's clock, and what it was charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Where it began.
+    /// Start of the launch, in nanoseconds.
     pub start_ns: u64,
-    /// Where it ended.
+    /// End of the launch, in nanoseconds.
     pub end_ns: u64,
-    /// What it was charged.
+    /// GPU time that it was charged, in nanoseconds.
     pub taken_ns: u64,
-    /// Wall time of it that no other measurement has counted.
+    /// Part of its wall time that no other measurement has counted, in nanoseconds.
     pub fresh_ns: u64,
-    /// Whether what it was charged is what it had, and not its part by supposition.
+    /// True if the charge is what the launch really had, and not its assumed part.
     pub is_sure: bool,
-    /// Which launch it was: of its key, 24 bits.
+    /// A number for the launch's key; 24 bits.
     pub key: u32,
 }
 
-/// Something whose events may have been reached.
+/// A measurement whose events may have been reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pending {
-    /// A launch by its place.
+    /// A launch, by its place.
     Single(usize),
-    /// A window.
+    /// A window, by its place.
     Window(usize),
 }

@@ -1,7 +1,7 @@
 //! Windows: short launches that are timed together, by one pair of events on each of their streams.
 //!
-//! One is open at a time, and spoilt by whatever would make it count something else: launches of other threads on a
-//! thread's own stream, waits at the gate, captures, streams that go.
+//! One window is open at a time. It is spoilt by whatever would make it count something else: launches of
+//! other threads on a thread's own stream, waits at the gate, captures, streams that go.
 
 use super::types::{Lane, Window};
 use super::{
@@ -9,7 +9,7 @@ use super::{
 };
 
 impl Meter {
-    /// Whether every launch has to be shown.
+    /// Returns true if a window is open, so that every launch has to be shown.
     pub fn is_watching(&self) -> bool {
         self.windows.iter().flatten().any(|window| !window.is_closed)
     }
@@ -52,7 +52,7 @@ impl Meter {
         Some(Lane { stream, start, end })
     }
 
-    /// Counts a launch to the open window, if it belongs there.
+    /// Adds a launch to the open window, if it belongs there.
     pub(super) fn join(
         &mut self,
         launch: &Launch,
@@ -109,7 +109,7 @@ impl Meter {
         plan
     }
 
-    /// A window that shows nothing: it is dropped, at once or when its owner comes back.
+    /// Marks a window as showing nothing; it is dropped at once, or when its owner comes back.
     pub(super) fn spoil(&mut self, at: usize) {
         let Some(Some(window)) = self.windows.get_mut(at) else { return };
         window.is_spoilt = true;
@@ -128,7 +128,8 @@ impl Meter {
         }
     }
 
-    /// The streams of a window and the events to record on them; none of one that is spoilt.
+    /// Returns the streams of a window, the events to record on them, and their number; none for a spoilt
+    /// window.
     pub fn lanes(&self, at: usize) -> ([(u64, usize); STREAMS], usize) {
         let mut out = [(0, 0); STREAMS];
         let window = self.windows.get(at).copied().flatten();
@@ -139,14 +140,14 @@ impl Meter {
         (out, window.lane_count)
     }
 
-    /// The window of a context that is closed.
+    /// Returns the closed window of a context.
     pub fn closed(&self, context: u64) -> Option<Pending> {
         let is_ready = |window: &Option<Window>| window.is_some_and(|w| w.is_ready && w.context == context);
         self.windows.iter().position(is_ready).map(Pending::Window)
     }
 
-    /// A stream is about to be destroyed. `false`: a window is being closed on it this moment, and it must stay
-    /// until that has happened.
+    /// Prepares for the end of a stream. Returns false if a window is being closed on the stream at this
+    /// moment; the stream must stay until that has happened.
     pub fn stream_gone(&mut self, stream: u64) -> bool {
         let mut is_free = true;
         for at in 0..WINDOWS {
@@ -160,15 +161,15 @@ impl Meter {
         is_free
     }
 
-    /// A launch has to wait at the gate, and an open window would count that.
+    /// Spoils an open window because a launch has to wait at the gate, which the window would count.
     pub fn waits(&mut self) {
         let before = self.sparse;
         self.spoil_open();
         self.sparse = before;
     }
 
-    /// Spoils an open window: a capture begins, or launches go by unseen. `false`: one is being closed this moment,
-    /// and events may still be recorded on its streams.
+    /// Spoils an open window, because a capture begins or launches go by unseen. Returns false if a window is
+    /// being closed at this moment, and events may still be recorded on its streams.
     pub fn spoil_open(&mut self) -> bool {
         let mut is_free = true;
         for at in 0..WINDOWS {

@@ -1,4 +1,5 @@
-//! The directory that both have, and the files in it. Writers replace files by rename, so readers see all or nothing.
+//! Reads and writes the directory that agent and supervisor share, and the files in it. Writers replace files
+//! by rename, so readers see all of a file or nothing.
 
 use super::{Ask, ContractError, State};
 use crate::groups;
@@ -9,11 +10,11 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// `<plugin-dir>/<driver>/mps`.
+/// The shared directory, `<plugin-dir>/<driver>/mps`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MpsDir(PathBuf);
 
-/// The directory of one claim in it.
+/// The directory of one claim in the shared directory.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClaimDir {
     path: PathBuf,
@@ -21,30 +22,30 @@ pub struct ClaimDir {
 }
 
 impl MpsDir {
-    /// The directory at `path`, which need not exist yet.
+    /// Uses the directory at `path`, which need not exist yet.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self(path.into())
     }
 
-    /// The directory's path.
+    /// Returns the directory's path.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// The file that the supervisor holds a lock on while it serves.
+    /// Returns the path of the file that the supervisor holds a lock on while it serves.
     pub fn lock(&self) -> PathBuf {
         self.0.join("supervisor.lock")
     }
 
-    /// The file that makes the supervisor the only one.
+    /// Returns the path of the file whose lock makes the supervisor the only one.
     pub fn sole(&self) -> PathBuf {
         self.0.join("supervisor.sole")
     }
 
-    /// The directory of a claim, which need not exist.
+    /// Returns the directory of a claim, which need not exist.
     ///
     /// # Errors
-    /// [`ContractError::NoUid`] where the uid could lead elsewhere.
+    /// Fails with [`ContractError::NoUid`] if the UID could lead to another path.
     pub fn claim(&self, uid: &str) -> Result<ClaimDir, ContractError> {
         if uid.is_empty() || !uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
             return Err(ContractError::NoUid(uid.to_owned()));
@@ -52,10 +53,11 @@ impl MpsDir {
         Ok(ClaimDir { path: self.0.join(uid), uid: uid.to_owned() })
     }
 
-    /// The claims' directories that exist, by uid. A directory of another name is none of a claim.
+    /// Returns the claims' directories that exist, by UID. A directory whose name cannot be a UID belongs to
+    /// no claim.
     ///
     /// # Errors
-    /// If the directory cannot be read; one that does not exist has none.
+    /// Fails if the directory cannot be read. If the directory does not exist, there are no claims.
     pub fn claims(&self) -> Result<Vec<ClaimDir>, ContractError> {
         let entries = match fs::read_dir(&self.0) {
             Ok(entries) => entries,
@@ -75,17 +77,17 @@ impl MpsDir {
 }
 
 impl ClaimDir {
-    /// The directory's path.
+    /// Returns the directory's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The claim's uid.
+    /// Returns the claim's UID.
     pub fn uid(&self) -> &str {
         &self.uid
     }
 
-    /// The claim's group, once it has one: that of its directory.
+    /// Returns the claim's group, once it has one: the group of its directory.
     pub fn group(&self) -> Option<u32> {
         let group = fs::metadata(&self.path).ok()?.gid();
         (group >= groups::FIRST).then_some(group)
@@ -94,45 +96,49 @@ impl ClaimDir {
     /// Gives the claim a group.
     ///
     /// # Errors
-    /// If the file system refuses.
+    /// Fails if the file system refuses.
     pub fn set_group(&self, group: u32) -> io::Result<()> {
         std::os::unix::fs::chown(&self.path, None, Some(group))
     }
 
-    /// Where the daemon makes its sockets; the claim's containers have it at [`PIPE_DIR`](super::PIPE_DIR).
+    /// Returns the directory in which the daemon makes its sockets; the claim's containers have it at
+    /// [`PIPE_DIR`](super::PIPE_DIR).
     pub fn pipe(&self) -> PathBuf {
         self.path.join("pipe")
     }
 
-    /// The shared memory of the daemon and of the claim's containers, which have it at `/dev/shm`.
+    /// Returns the directory of the shared memory of the daemon and of the claim's containers, which have it
+    /// at `/dev/shm`.
     pub fn shm(&self) -> PathBuf {
         self.path.join("shm")
     }
 
-    /// Where the daemon writes its logs.
+    /// Returns the directory in which the daemon writes its logs.
     pub fn log(&self) -> PathBuf {
         self.path.join("log")
     }
 
-    /// What the daemon prints. It lies where the daemon cannot put anything else in its place.
+    /// Returns the path of the file with the daemon's output. The daemon cannot put anything else in its
+    /// place.
     pub fn control_log(&self) -> PathBuf {
         self.path.join("control.log")
     }
 
-    /// The file with what the agent asks.
+    /// Returns the path of the file with the agent's ask.
     pub fn ask_file(&self) -> PathBuf {
         self.path.join("ask.json")
     }
 
-    /// The file with what the supervisor answers.
+    /// Returns the path of the file with the supervisor's answer.
     pub fn state_file(&self) -> PathBuf {
         self.path.join("state.json")
     }
 
-    /// Reads what the agent asks; none: nothing, or no more.
+    /// Reads the agent's ask. Returns `None` if the agent asks for nothing, or no longer does.
     ///
     /// # Errors
-    /// If it cannot be read, is of another version or claim, or no daemon can be started for it.
+    /// Fails if the file cannot be read, is of another version or claim, or if no daemon can be started for
+    /// it.
     pub fn ask(&self) -> Result<Option<Ask>, ContractError> {
         let path = self.ask_file();
         let Some(ask) = read::<Ask>(&path)? else { return Ok(None) };
@@ -143,75 +149,74 @@ impl ClaimDir {
         }
     }
 
-    /// Asks for a daemon. The claim's directory exists, with `pipe/`, `shm/` and `log/` in it.
+    /// Asks for a daemon. The claim's directory must exist, with `pipe/`, `shm/` and `log/` in it.
     ///
     /// # Errors
-    /// If the file system refuses; what was there before is then still there.
+    /// Fails if the file system refuses; the earlier ask is then still there.
     pub fn write_ask(&self, ask: &Ask) -> Result<(), ContractError> {
         write(&self.ask_file(), ask)
     }
 
-    /// The file with what the agent asked until [`Self::withdraw_ask`].
+    /// Returns the path of the file with the ask that [`Self::withdraw_ask`] withdrew.
     pub fn withdrawn_file(&self) -> PathBuf {
         self.path.join("withdrawn.json")
     }
 
-    /// Asks for no daemon any more, and keeps what was asked for [`Self::withdrawn`]. It is no error if nothing was
-    /// asked.
+    /// Withdraws the ask, and keeps it for [`Self::withdrawn`]. It is no error if there was no ask.
     ///
     /// # Errors
-    /// If the file system refuses.
+    /// Fails if the file system refuses.
     pub fn withdraw_ask(&self) -> Result<(), ContractError> {
         let path = self.ask_file();
         match fs::rename(&path, self.withdrawn_file()) {
             Ok(()) => sync_parent(&path),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            // No room for the other name.
+            // There is no room for the other name.
             Err(_) => remove(&path),
         }
     }
 
-    /// Reads what the agent asked until [`Self::withdraw_ask`].
+    /// Reads the ask that [`Self::withdraw_ask`] withdrew.
     ///
     /// # Errors
-    /// If it cannot be read or is of another version.
+    /// Fails if the file cannot be read or is of another version.
     pub fn withdrawn(&self) -> Result<Option<Ask>, ContractError> {
         read(&self.withdrawn_file())
     }
 
-    /// Reads what the supervisor answers; none: nothing yet, or nothing more. What a supervisor that died has
-    /// answered is to be passed over: see [`MpsDir::is_served`].
+    /// Reads the supervisor's answer. Returns `None` if there is none yet, or none any more. The answer of a
+    /// supervisor that died must be ignored: see [`MpsDir::is_served`].
     ///
     /// # Errors
-    /// If it cannot be read or is of another version.
+    /// Fails if the file cannot be read or is of another version.
     pub fn state(&self) -> Result<Option<State>, ContractError> {
         read(&self.state_file())
     }
 
-    /// Answers.
+    /// Writes the supervisor's answer.
     ///
     /// # Errors
-    /// If the file system refuses; what was there before is then still there.
+    /// Fails if the file system refuses; the earlier answer is then still there.
     pub fn write_state(&self, state: &State) -> Result<(), ContractError> {
         write(&self.state_file(), state)
     }
 
-    /// Says that there is no daemon any more. It is no error if nothing was said.
+    /// Removes the answer, once there is no daemon any more. It is no error if there was no answer.
     ///
     /// # Errors
-    /// If the file system refuses.
+    /// Fails if the file system refuses.
     pub fn remove_state(&self) -> Result<(), ContractError> {
         remove(&self.state_file())
     }
 }
 
-/// Makes the error of an action on a path.
+/// Builds the error of an action on a path.
 pub(super) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ContractError {
     let path = path.to_owned();
     move |error| ContractError::Io { action, path, error }
 }
 
-/// The part of a file that is read before everything else in it is judged.
+/// The part of a file that is read and checked before everything else.
 #[derive(serde::Deserialize)]
 struct Head {
     #[serde(rename = "version")]
@@ -257,7 +262,7 @@ fn remove(path: &Path) -> Result<(), ContractError> {
     }
 }
 
-/// Makes a renamed or removed file last.
+/// Syncs the directory of a renamed or removed file, so that the change lasts.
 fn sync_parent(path: &Path) -> Result<(), ContractError> {
     let parent = path.parent().unwrap_or(path);
     File::open(parent).and_then(|dir| dir.sync_all()).map_err(failed("sync", parent))

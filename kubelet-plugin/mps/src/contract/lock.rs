@@ -1,5 +1,5 @@
-//! The locks that say whether a supervisor is there. The kernel drops them with the process, so nothing here depends
-//! on a clock or a process id.
+//! Implements the locks that show whether a supervisor is there. The kernel drops them with the process, so
+//! nothing here depends on a clock or a process ID.
 
 use super::directory::failed;
 use super::{ContractError, MpsDir};
@@ -10,14 +10,14 @@ use std::io::ErrorKind;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// The right to bring the directory in order: no other supervisor runs, and none is seen yet.
+/// The right to put the directory in order: no other supervisor runs, and the agent sees none yet.
 #[derive(Debug)]
 pub struct Sole {
     dir: MpsDir,
     lock: Flock<File>,
 }
 
-/// A supervisor that the agent sees. Dropped, it is gone.
+/// A supervisor that the agent sees. When it is dropped, the agent no longer sees it.
 #[derive(Debug)]
 pub struct Announced {
     _seen: Flock<File>,
@@ -28,7 +28,8 @@ impl MpsDir {
     /// Returns true while a supervisor serves this directory. Never waits.
     ///
     /// # Errors
-    /// If the lock file cannot be opened or locked for another reason than a supervisor; without a file there is none.
+    /// Fails if the lock file cannot be opened, or cannot be locked for another reason than a supervisor.
+    /// Without a file there is no supervisor.
     pub fn is_served(&self) -> Result<bool, ContractError> {
         let path = self.lock();
         let file = match File::open(&path) {
@@ -48,7 +49,7 @@ impl Sole {
     /// Becomes the only supervisor of a directory, which is made if it does not exist.
     ///
     /// # Errors
-    /// [`ContractError::AnotherSupervisor`], or the file system refused.
+    /// Fails with [`ContractError::AnotherSupervisor`], or if the file system refuses.
     pub fn take(dir: &MpsDir) -> Result<Self, ContractError> {
         fs::create_dir_all(dir.path()).map_err(failed("create", dir.path()))?;
         let path = dir.sole();
@@ -59,10 +60,11 @@ impl Sole {
         }
     }
 
-    /// Lets the agent see this supervisor. Waits while the agent looks, which takes it no time.
+    /// Makes this supervisor visible to the agent. Waits while the agent checks the lock, which takes it no
+    /// time.
     ///
     /// # Errors
-    /// If the file system refuses.
+    /// Fails if the file system refuses.
     pub fn announce(self) -> Result<Announced, ContractError> {
         let path = self.dir.lock();
         let mut file = open(&path)?;

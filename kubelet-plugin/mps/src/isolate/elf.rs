@@ -1,10 +1,10 @@
-//! Which loader a program asks for. Pure.
+//! Reads the loader that a program needs. Pure: it does no I/O.
 
-/// Program header type of the loader's path.
+/// The program header type of the loader's path.
 const PT_INTERP: u32 = 3;
 
-/// Returns the path of the loader that a 64-bit little-endian ELF file asks for; none: it asks for none, or is no such
-/// file.
+/// Returns the path of the loader that a 64-bit little-endian ELF file asks for. Returns `None` if it asks
+/// for none, or is not such a file.
 pub(super) fn interpreter(file: &[u8]) -> Option<String> {
     if !file.starts_with(b"\x7fELF\x02\x01") {
         return None;

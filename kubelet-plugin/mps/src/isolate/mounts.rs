@@ -1,7 +1,9 @@
-//! The file system that a daemon sees: one of its own, in a mount namespace of its own, and nothing of the host's behind
-//! it. It has a network namespace of its own, too, which is empty. Programs and libraries are bound into it; everything is read-only but what a daemon writes. A daemon is root
-//! without rights, so what it can reach decides over what it can do: it has no directory of the host's configuration or
-//! state, and can change nothing in `/proc` and `/sys`, where a file's owner alone is asked.
+//! Builds the file system that a daemon sees: one of its own, in a mount namespace of its own, with nothing
+//! of the host's behind it. The daemon also has a network namespace of its own, which is empty. Programs and
+//! libraries are bound into the file system; everything is read-only except what a daemon writes. A daemon is
+//! root without rights, so the files that it can reach decide what it can do. It has no directory of the
+//! host's configuration or state, and can change nothing in `/proc` and `/sys`, where the kernel checks only
+//! a file's owner.
 
 use super::root::Place;
 use super::{IsolateError, LOG, PIPE, Roots, relative, step};
@@ -19,8 +21,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// What a system has its programs and libraries in, and how its loader finds them. Debian's `alternatives` lead to the
-/// driver's files; NixOS's are in its store.
+/// The paths in which a system has its programs and libraries, and how its loader finds them. Debian's
+/// `alternatives` lead to the driver's files; NixOS's files are in its store.
 const SYSTEM: [&str; 14] = [
     "bin",
     "sbin",
@@ -37,17 +39,17 @@ const SYSTEM: [&str; 14] = [
     "etc/ld.so.conf",
     "etc/ld.so.conf.d",
 ];
-/// Shared memory, as the claim's containers have it.
+/// The path of shared memory, as in the claim's containers.
 const SHM: &str = "/dev/shm";
-/// What a daemon writes.
+/// The paths that a daemon writes to.
 const WRITABLE: [&str; 4] = ["/tmp", PIPE, LOG, SHM];
-/// `MS_NOSYMFOLLOW`, which Linux knows since 5.10.
+/// `MS_NOSYMFOLLOW`, which Linux has since 5.10.
 const NO_LINKS: MsFlags = MsFlags::from_bits_retain(0x100);
-/// Devices that every program expects: name, major, minor.
+/// The devices that every program expects: name, major, minor.
 const USUAL: [(&str, u64, u64); 5] =
     [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9)];
 
-/// Makes the daemon's file system this process's.
+/// Moves this process into the daemon's file system.
 pub(super) fn enter(
     claim: &ClaimDir,
     roots: &Roots,
@@ -55,17 +57,18 @@ pub(super) fn enter(
     devices: &[CharDevice],
 ) -> Result<(), IsolateError> {
     let all = Path::new("/");
-    // It speaks through sockets in its directory alone.
+    // The daemon speaks only through sockets in its directory.
     unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
         .map_err(step("leave the mount and network namespaces of", all))?;
-    // What is mounted from here on is this process's alone. What the host unmounts goes here too: file systems of
-    // other claims would otherwise live as long as this daemon, where they lie below what it sees.
+    // Mounts from here on are visible only to this process. Unmounts on the host still apply here. Otherwise
+    // file systems of other claims below the daemon's view would live as long as this daemon.
     let slave = MsFlags::MS_REC | MsFlags::MS_SLAVE;
     mount(None::<&Path>, all, None::<&Path>, slave, None::<&Path>)
         .map_err(step("detach the mounts of", all))?;
     let [pipe, shm, log] = [claim.pipe(), claim.shm(), claim.log()].map(|path| hold(&path));
     let (pipe, shm, log) = (pipe?, shm?, log?);
-    // A place for it that is there in any case; what lies there is held open.
+    // The claim's directory serves as the mount point, because it exists in any case; the directories in it
+    // are held open.
     let root = claim.path();
     let within = |path: &str| root.join(relative(Path::new(path)));
     tmpfs(root, "mode=0755,size=256k,nr_inodes=256", MsFlags::MS_NODEV)?;
@@ -91,22 +94,22 @@ pub(super) fn enter(
     restrict()
 }
 
-/// Leaves everything behind that is not below `root`. A process that has only changed its root can come back, if it has
-/// the rights; here there is nothing to come back to.
+/// Leaves everything behind that is not below `root`. A process that has only changed its root can come back,
+/// if it has the rights; here there is nothing to come back to.
 fn change_root(root: &Path) -> Result<(), IsolateError> {
     chdir(root).map_err(step("enter", root))?;
-    // The former root then lies over the new one, at the same place.
+    // The former root is then mounted over the new one, at the same place.
     pivot_root(".", ".").map_err(step("change the root to", root))?;
     umount2(".", MntFlags::MNT_DETACH).map_err(step("unmount the former root over", root))?;
     let root = Path::new("/");
     chdir(root).map_err(step("enter", root))?;
-    // Nothing of the host's comes here from now on.
+    // From now on no mount of the host appears here.
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(None::<&Path>, root, None::<&Path>, private, None::<&Path>)
         .map_err(step("detach the mounts of", root))
 }
 
-/// Makes everything read-only but what a daemon writes.
+/// Makes everything read-only except what a daemon writes.
 fn restrict() -> Result<(), IsolateError> {
     let path = Path::new("/proc/self/mountinfo");
     let mounts = fs::read(path).map_err(failed("read", path))?;
@@ -124,7 +127,7 @@ fn restrict() -> Result<(), IsolateError> {
     Ok(())
 }
 
-/// Mount point and flags of a line of `mountinfo` (proc_pid_mountinfo(5)).
+/// Returns the mount point and flags of a line of `mountinfo` (proc_pid_mountinfo(5)).
 fn mounted(line: &[u8]) -> Option<(PathBuf, MsFlags)> {
     let mut fields = line.split(|byte| *byte == b' ');
     let point = OsString::from_vec(unescaped(fields.nth(4)?)).into();
@@ -140,7 +143,8 @@ fn mounted(line: &[u8]) -> Option<(PathBuf, MsFlags)> {
     Some((point, flags.fold(MsFlags::empty(), MsFlags::union)))
 }
 
-/// The kernel writes a space, a tab, a line's end and a backslash as a backslash with three octal digits.
+/// Decodes a field. The kernel writes a space, a tab, a line feed and a backslash as a backslash with three
+/// octal digits.
 fn unescaped(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -155,7 +159,7 @@ fn unescaped(field: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Has something of a system in the new root, if the system has it.
+/// Adds a file or directory of a system to the new root, if the system has it.
 fn add(source: &Path, target: &Path) -> Result<(), IsolateError> {
     let kind = match fs::symlink_metadata(source) {
         Ok(meta) => meta.file_type(),
@@ -177,7 +181,8 @@ fn add(source: &Path, target: &Path) -> Result<(), IsolateError> {
     bind(source, target, MsFlags::MS_BIND | MsFlags::MS_REC)
 }
 
-/// Has a driver that is files alone at the path that the host has it at, unless it is there with the host's own files.
+/// Adds a driver that consists of files alone, at its path on the host, unless it is there already with the
+/// host's own files.
 fn add_driver(source: &Path, root: &Path, path: &Path) -> Result<(), IsolateError> {
     if super::root::is_below(root, path) {
         return Ok(());
@@ -225,7 +230,7 @@ fn make_devices(dev: &Path, own: &[CharDevice]) -> Result<(), IsolateError> {
         .iter()
         .map(|device| (device.path.trim_start_matches("/dev/"), device.major.into(), device.minor.into()));
     let everybody = Mode::from_bits_truncate(0o666);
-    // The modes are meant.
+    // The modes must not be changed by the umask.
     let before = umask(Mode::empty());
     let made = USUAL.into_iter().chain(own).try_for_each(|(name, major, minor)| {
         let path = dev.join(name);

@@ -1,4 +1,5 @@
-//! What root's rights are left to a daemon: those that NVIDIA's programs were seen to use, and no way to get others.
+//! Limits root's rights of a daemon to those that NVIDIA's programs were seen to use, with no way to get
+//! others.
 
 use super::{IsolateError, Part, Role, step};
 use nix::unistd::{Gid, setgid, setgroups};
@@ -8,18 +9,18 @@ use rustix::thread::{
 };
 use std::path::Path;
 
-/// What a process keeps.
+/// Returns the capabilities that a process keeps.
 fn kept(role: Role) -> CapabilitySet {
     match role {
-        // A server runs as the user of its clients, and is ended by the control daemon. Its sockets are root's or open
-        // to all, and its directories are root's: it needs no right over files.
+        // A server runs as the user of its clients, and is ended by the control daemon. Its sockets are
+        // root's or open to all, and its directories are root's. So it needs no right over files.
         Role::Daemon => CapabilitySet::SETUID.union(CapabilitySet::KILL),
-        // It speaks to a socket of root's.
+        // The program speaks to a socket of root's.
         Role::Control => CapabilitySet::empty(),
     }
 }
 
-/// Gives up everything else, for this process and all that it starts.
+/// Gives up all other rights, for this process and all that it starts.
 pub(super) fn give_up(part: Part) -> Result<(), IsolateError> {
     let own = Path::new("/proc/self");
     setgroups(&[])
@@ -35,7 +36,7 @@ pub(super) fn give_up(part: Part) -> Result<(), IsolateError> {
 fn drop_all_but(kept: CapabilitySet) -> rustix::io::Result<()> {
     clear_ambient_capability_set()?;
     for capability in (0..u64::BITS).map(|number| CapabilitySet::from_bits_retain(1 << number)) {
-        // Above those that the kernel knows it answers with an error.
+        // For capabilities above those that it knows, the kernel returns an error.
         if !kept.contains(capability) && capability_is_in_bounding_set(capability) == Ok(true) {
             remove_capability_from_bounding_set(capability)?;
         }

@@ -1,5 +1,6 @@
-//! The system that a daemon runs with. A driver that comes with a whole system, such as a driver container, is its
-//! own; one that is files alone, such as GKE's, runs in the host's, where its programs find their loader and libc.
+//! Finds the system that a daemon runs with. A driver that comes with a whole system, such as a driver
+//! container, is its own system. A driver that consists of files alone, such as GKE's, runs in the host's
+//! system, where its programs find their loader and libc.
 
 use super::{IsolateError, Roots, elf};
 use aliquot_devices::layout::{PROGRAM_DIRS, library_dirs};
@@ -10,33 +11,33 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// NVIDIA's program.
+/// The name of NVIDIA's program.
 const PROGRAM: &str = "nvidia-cuda-mps-control";
-/// More than any release's program has.
+/// The largest number of bytes read; more than any release's program has.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// Where to run the daemon, and as what.
+/// The place to run the daemon in, and its program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
-    /// The system whose programs and libraries it has, as this process sees it.
+    /// The system whose programs and libraries the daemon has, as this process sees it.
     pub(super) root: PathBuf,
-    /// Where the driver's files are to be there, if they do not belong to that system.
+    /// The path at which the driver's files must be in that system, if they do not belong to it.
     pub(super) driver: Option<PathBuf>,
-    /// The program's path there.
+    /// The program's path in that system.
     pub(super) program: PathBuf,
-    /// Where it finds programs.
+    /// The directories in which the daemon finds programs.
     pub(super) path: String,
-    /// Where it finds libraries, beside where the root's loader looks.
+    /// The directories in which the daemon finds libraries, besides those of the root's loader.
     pub(super) libraries: Option<String>,
 }
 
 impl Place {
-    /// Looks for the program.
+    /// Finds the program, and the system that has its loader.
     pub(super) fn find(roots: &Roots) -> Result<Self, IsolateError> {
         let (program, content) = program(&roots.driver)?;
         let loader = elf::interpreter(&content);
         let is_there = |root: &Path| match &loader {
-            // A script or a static program asks for none, and runs where it lies.
+            // A script or a static program needs no loader, and runs in the driver's own root.
             None => true,
             Some(loader) => is_below(root, Path::new(loader.trim_start_matches('/'))),
         };
@@ -73,7 +74,7 @@ impl Place {
     }
 }
 
-/// The program's path below the driver's root, and its content.
+/// Returns the program's path below the driver's root, and its content.
 fn program(driver: &Path) -> Result<(PathBuf, Vec<u8>), IsolateError> {
     for dir in PROGRAM_DIRS {
         let path = Path::new(dir).join(PROGRAM);

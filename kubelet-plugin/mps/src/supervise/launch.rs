@@ -1,4 +1,4 @@
-//! The processes of one claim's daemon: the control daemon, and a program that tells it something.
+//! Runs the processes of one claim's daemon: the control daemon, and a program that gives it commands.
 
 use super::logs::{self, Printed};
 use crate::contract::{Ask, ClaimDir};
@@ -19,25 +19,25 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How long a command may take.
+/// The longest time that a command may take.
 const COMMAND: Duration = Duration::from_secs(5);
-/// Most bytes of an answer.
+/// The largest size of an answer, in bytes.
 const MOST_ANSWER: u64 = 64 << 10;
 
-/// How processes are started.
+/// The settings for starting processes.
 #[derive(Debug, Clone)]
 pub struct Launcher {
-    /// This program.
+    /// The path of this program.
     pub program: PathBuf,
-    /// Where the driver and the host are.
+    /// The root directories of the driver and of the host.
     pub roots: Roots,
-    /// Whether a daemon gets a file system of its own.
+    /// The isolation of a daemon.
     pub isolation: Isolation,
 }
 
 impl Launcher {
-    /// The device nodes that a daemon would get now; none where the driver is not loaded, and for one that runs where we
-    /// do.
+    /// Returns the device nodes that a daemon would get now. Returns `None` if the driver is not loaded, or
+    /// if the daemon runs without isolation.
     fn devices(&self, ask: &Ask) -> Option<Vec<CharDevice>> {
         match self.isolation {
             Isolation::Full => isolate::devices(&Majors::read(&self.roots.proc).ok()?, ask).ok(),
@@ -46,12 +46,12 @@ impl Launcher {
     }
 }
 
-/// A claim's processes.
+/// The processes of a claim's daemon.
 #[derive(Debug)]
 pub(super) struct Processes {
     launcher: Launcher,
     claim: ClaimDir,
-    /// See [`crate::groups`].
+    /// The claim's group; see [`crate::groups`].
     group: u32,
     daemon: Option<Daemon>,
     end: End,
@@ -63,17 +63,17 @@ pub(super) struct Processes {
 struct Daemon {
     child: Child,
     ask: Ask,
-    /// The device nodes that it has, as far as they were known when it was started.
+    /// The device nodes that the daemon has, as far as they were known when it was started.
     devices: Option<Vec<CharDevice>>,
     printed: Printed,
 }
 
-/// A command under way.
+/// A command that is running.
 #[derive(Debug)]
 struct Order {
     child: Child,
     since: Instant,
-    /// For an order to set limits: what was asked.
+    /// For a command that sets limits: the ask that it implements.
     ask: Option<Ask>,
 }
 
@@ -83,7 +83,7 @@ impl Processes {
         Self { launcher, claim, group, daemon: None, end, order: None, told: Told::Nothing }
     }
 
-    /// What became of the daemon and of the last command.
+    /// Returns the state of the daemon and of the last command.
     pub(super) fn look(&mut self, table: &mut Table) -> (Seen, Told) {
         (self.daemon(table), self.told())
     }
@@ -102,14 +102,14 @@ impl Processes {
             };
             self.daemon = None;
         }
-        // Who cannot be looked for may be there.
+        // If processes cannot be listed, one may still be there.
         let none =
             is_done("look for processes", table.look()) && table.of_claim(self.claim.path()).next().is_none();
         if none { Seen::Ended(self.end.clone()) } else { Seen::Lingers(self.end.clone()) }
     }
 
-    /// Returns true if the daemon has nodes of other devices than its GPUs are now, and no server has them open. While
-    /// the driver is not loaded nothing is said about it.
+    /// Returns true if the daemon has nodes of other devices than its GPUs have now, and no server has them
+    /// open. Returns false while the driver is not loaded.
     fn is_outdated(&self, table: &mut Table) -> bool {
         let Some(daemon) = &self.daemon else { return false };
         let now = self.launcher.devices(&daemon.ask);
@@ -137,13 +137,14 @@ impl Processes {
 
     fn drop_order(&mut self) {
         if let Some(mut order) = self.order.take() {
-            // It has ended, or is of no use.
+            // The command has ended, or is of no use any more.
             let _ = order.child.kill();
             let _ = order.child.wait();
         }
     }
 
-    /// Starts a control daemon. One that cannot be started has ended, for the reason that is also returned.
+    /// Starts a control daemon. A daemon that cannot be started counts as ended, with the reason that is also
+    /// returned.
     pub(super) fn start(&mut self, ask: &Ask) -> io::Result<()> {
         self.drop_order();
         self.told = Told::Nothing;
@@ -157,14 +158,15 @@ impl Processes {
 
     fn spawn(&mut self, ask: &Ask) -> io::Result<()> {
         if self.launcher.isolation == Isolation::Full {
-            // By it the daemon's processes are found.
+            // The group is how the daemon's processes are found.
             self.claim.set_group(self.group)?;
         }
         clean(&self.claim.pipe())?;
         let printed = Printed::open(&self.claim)?;
         let mut command = self.command(&[]);
         command.stdin(Stdio::null()).stdout(printed.file()?).stderr(printed.file()?);
-        // Before the daemon reads them: should they change just now, it is started again.
+        // The nodes are read before the daemon reads them: if they change in between, the daemon is started
+        // again.
         let devices = self.launcher.devices(ask);
         self.daemon = Some(Daemon { child: command.spawn()?, ask: ask.clone(), devices, printed });
         Ok(())
@@ -180,9 +182,9 @@ impl Processes {
         self.order("quit -t 3\n", None);
     }
 
-    /// Kills whatever there is.
+    /// Kills all processes of the daemon.
     pub(super) fn kill(&mut self, table: &mut Table) {
-        // Afterwards it may not show whose it is.
+        // Processes are listed first: after the kill, a process may not show which claim it belongs to.
         is_done("look for processes to kill", table.look());
         self.drop_order();
         if let Some(daemon) = &mut self.daemon {
@@ -204,13 +206,13 @@ impl Processes {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         if let Some(mut stdin) = child.stdin.take() {
-            // It is short enough for the pipe; one that reads nothing has ended, and says why.
+            // The text is short enough for the pipe. A program that does not read it has ended, and says why.
             let _ = stdin.write_all(text.as_bytes());
         }
         Ok(child)
     }
 
-    /// This program again, which becomes NVIDIA's.
+    /// Builds the command that runs this program again, to become NVIDIA's program.
     fn command(&self, more: &[&str]) -> Command {
         let Launcher { program, roots, isolation } = &self.launcher;
         let mut command = Command::new(program);
@@ -229,7 +231,7 @@ impl Processes {
         command
     }
 
-    /// Cuts logs that have become long.
+    /// Truncates logs that have become long.
     pub(super) fn bound_logs(&self) {
         self.daemon.iter().for_each(|daemon| daemon.printed.bound());
         logs::bound(&self.claim.log());
@@ -257,7 +259,7 @@ impl Order {
     }
 }
 
-/// Says what failed. Returns false then.
+/// Logs a failure. Returns true if there was none.
 pub(super) fn is_done(what: &str, done: io::Result<()>) -> bool {
     if let Err(error) = &done {
         tracing::error!(%error, "cannot {what} of MPS daemons");
@@ -265,8 +267,8 @@ pub(super) fn is_done(what: &str, done: io::Result<()>) -> bool {
     done.is_ok()
 }
 
-/// What a program that ended has left in a pipe. Something that it started may have the other end open still, and is not
-/// waited for.
+/// Reads what a program that ended has left in a pipe. A child of that program may still have the other end
+/// open, and is not waited for.
 fn read(pipe: Option<impl Read + AsFd>) -> String {
     let mut bytes = Vec::new();
     if let Some(pipe) = pipe
@@ -278,9 +280,10 @@ fn read(pipe: Option<impl Read + AsFd>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Takes what an earlier daemon, or a client, left in the directory of sockets. A server runs as its clients' user and
-/// may make files there; the sticky bit keeps it from removing the control daemon's. A directory that is not empty is a
-/// client's, who may have made it as deep as he likes: it is put aside, and never entered.
+/// Removes what an earlier daemon, or a client, left in the directory of sockets. A server runs as its
+/// clients' user and may make files there; the sticky bit keeps it from removing the control daemon's files.
+/// A directory that is not empty was made by a client and may be of any depth. It is set aside, and never
+/// entered.
 fn clean(pipe: &Path) -> io::Result<()> {
     for (number, entry) in fs::read_dir(pipe)?.collect::<Vec<_>>().into_iter().enumerate() {
         let entry = entry?;
@@ -296,7 +299,7 @@ fn clean(pipe: &Path) -> io::Result<()> {
     fs::set_permissions(pipe, Permissions::from_mode(0o1777))
 }
 
-/// What names of directories that were put aside begin with.
+/// The prefix of the names of directories that were set aside.
 const ASIDE: &[u8] = b"left.";
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
-//! Logs of a claim's daemon. What a daemon prints goes to a file that it has open and cannot replace; in the directory
-//! of the others it may put anything: a link, a pipe, a lease that delays who opens a file. So nothing there is
-//! followed or waited for, and nothing but a regular file is opened.
+//! Reads and bounds the logs of a claim's daemon. The daemon's output goes to a file that it has open and
+//! cannot replace. In the directory of the other logs the daemon may put anything: a link, a pipe, a lease
+//! that delays whoever opens a file. So nothing there is followed or waited for, and only regular files are
+//! opened.
 
 use crate::contract::ClaimDir;
 use nix::libc::{O_NOFOLLOW, O_NONBLOCK, O_PATH};
@@ -10,14 +11,14 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// How much of the end of a log goes into a reason.
+/// The number of bytes from the end of a log that go into a reason.
 const TAIL: u64 = 1024;
-/// Logs are cut when they are longer.
+/// The size in bytes above which a log is truncated.
 const MOST_BYTES: u64 = 16 << 20;
-/// A daemon has two logs. More are looked at no further.
+/// The largest number of files that are checked; a daemon has two logs.
 const MOST_FILES: usize = 64;
 
-/// What one daemon prints.
+/// The output of one daemon.
 #[derive(Debug)]
 pub(super) struct Printed {
     file: File,
@@ -25,10 +26,10 @@ pub(super) struct Printed {
 }
 
 impl Printed {
-    /// Opens the claim's log, at the end of what earlier daemons printed.
+    /// Opens the claim's log, at the end of the output of earlier daemons.
     pub(super) fn open(claim: &ClaimDir) -> io::Result<Self> {
         let path = claim.control_log();
-        // A daemon has it open, and may hold a lease on it.
+        // A daemon has the file open, and may hold a lease on it.
         let mut options = OpenOptions::new();
         options.read(true).append(true).create(true).mode(0o600).custom_flags(O_NOFOLLOW | O_NONBLOCK);
         let file = options.open(path)?;
@@ -36,12 +37,12 @@ impl Printed {
         Ok(Self { file, start })
     }
 
-    /// The file, for the daemon.
+    /// Returns another handle of the file, for the daemon.
     pub(super) fn file(&self) -> io::Result<File> {
         self.file.try_clone()
     }
 
-    /// The last lines, as one.
+    /// Returns the last lines, joined into one.
     pub(super) fn tail(&self) -> String {
         let read = || -> io::Result<String> {
             let length = self.file.metadata()?.len();
@@ -56,17 +57,17 @@ impl Printed {
         lines.iter().skip(lines.len().saturating_sub(5)).copied().collect::<Vec<_>>().join(" | ")
     }
 
-    /// Cuts it when it has become long.
+    /// Truncates the file when it has become long.
     pub(super) fn bound(&self) {
-        // At worst it is cut at the next look.
+        // At worst the file is truncated at the next look.
         let _ = cut(&self.file);
     }
 }
 
-/// Cuts logs in a daemon's directory that have become long. Clients have the daemon write lines.
+/// Truncates logs in a daemon's directory that have become long. Clients can make the daemon write lines.
 pub(super) fn bound(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten().take(MOST_FILES) {
-        // At worst it is cut at the next look.
+        // At worst the file is truncated at the next look.
         let _ = open_regular(&entry.path()).and_then(|file| cut(&file));
     }
 }
@@ -75,7 +76,8 @@ fn cut(file: &File) -> io::Result<()> {
     if file.metadata()?.len() > MOST_BYTES { file.set_len(0) } else { Ok(()) }
 }
 
-/// Opens a file to write to it. First it is only held: to open a device or a pipe may do something or wait.
+/// Opens a regular file for writing. The path is first opened only as a handle: opening a device or a pipe
+/// may have effects or block.
 fn open_regular(path: &Path) -> io::Result<File> {
     let held = OpenOptions::new().read(true).custom_flags(O_PATH | O_NOFOLLOW).open(path)?;
     if !held.metadata()?.is_file() {

@@ -1,10 +1,11 @@
-//! Boards of the fake node, with the MIG tables of NVIDIA's MIG user guide (edition v580).
+//! Defines the boards of the fake node, with the MIG tables of NVIDIA's MIG user guide (edition v580).
 
 use aliquot_model::{
     Architecture, Engines, GpuInfo, GpuUuid, MigCapability, MigProfile, Placement, ProfileName,
 };
 
-/// One profile: name, lgip id, NVML enumerator, MiB, multiprocessors, compute slices, size, starts, most.
+/// One profile: name, lgip ID, NVML enumerator, MiB of memory, multiprocessors, compute slices, size, starts,
+/// largest number.
 type Row = (&'static str, u32, u32, u64, u32, u32, u32, &'static [u32], u32);
 
 const H100_80: [Row; 7] = [
@@ -101,7 +102,7 @@ fn mig(rows: &[Row], on: bool, needs_reset: bool) -> MigCapability {
     MigCapability::Supported { enabled: on, pending: on, needs_reset, profiles: profiles(rows) }
 }
 
-/// An H100 80GB with MIG mode off; the mode changes at once.
+/// Returns an H100 80GB with MIG mode off; the mode changes at once.
 pub fn h100_80(minor: u32) -> GpuInfo {
     gpu(
         minor,
@@ -117,7 +118,7 @@ pub fn h100_80(minor: u32) -> GpuInfo {
     )
 }
 
-/// An A100 40GB; the mode changes with a reset only.
+/// Returns an A100 40GB; the mode changes only with a reset.
 pub fn a100_40(minor: u32, mig_on: bool) -> GpuInfo {
     gpu(
         minor,
@@ -133,7 +134,7 @@ pub fn a100_40(minor: u32, mig_on: bool) -> GpuInfo {
     )
 }
 
-/// An A30; the mode changes with a reset only.
+/// Returns an A30; the mode changes only with a reset.
 pub fn a30(minor: u32, mig_on: bool) -> GpuInfo {
     gpu(
         minor,
@@ -149,7 +150,7 @@ pub fn a30(minor: u32, mig_on: bool) -> GpuInfo {
     )
 }
 
-/// A T4, without MIG.
+/// Returns a T4, without MIG.
 pub fn t4(minor: u32) -> GpuInfo {
     gpu(
         minor,

@@ -1,11 +1,11 @@
-//! Where a GPU's NVLinks lead.
+//! Reads the targets of a GPU's NVLinks.
 
 use super::{DeviceHandle, Result, check, text};
 use crate::nvlink::Links;
 use crate::{NvmlCode, pci};
 use nvml_wrapper_sys::bindings as sys;
 
-/// What a link leads to.
+/// The kind of device that a link leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Switch,
@@ -13,8 +13,9 @@ enum End {
 }
 
 impl DeviceHandle<'_> {
-    /// Where the links lead. Whether they lead to NVSwitches is told in every case; where that cannot be found out they
-    /// do: a virtual machine without its fabric has no CUDA.
+    /// Returns the targets of the links. Whether they lead to NVSwitches is always answered. If it cannot be
+    /// found out, they count as leading to NVSwitches, because a virtual machine without its fabric has no
+    /// CUDA.
     pub(crate) fn nvlinks(self) -> Links {
         match self.fabric() {
             Ok(domain) => Links::Fabric(domain),
@@ -23,8 +24,8 @@ impl DeviceHandle<'_> {
         }
     }
 
-    /// The domain of the fabric that the GPU takes part in (Hopper and newer), if it does by now. GPUs register with
-    /// their fabric after the driver's start.
+    /// Returns the domain of the fabric that the GPU takes part in (Hopper and newer), if it takes part by
+    /// now. GPUs register with their fabric after the driver's start.
     fn fabric(self) -> Result<Option<String>> {
         // SAFETY: an all-zero struct of integers is valid.
         let mut info: sys::nvmlGpuFabricInfo_t = unsafe { std::mem::zeroed() };
@@ -39,7 +40,8 @@ impl DeviceHandle<'_> {
         }
     }
 
-    /// The links one by one. All of a GPU lead to the same kind of device, so the first that tells decides.
+    /// Reads the links one by one. All links of a GPU lead to the same kind of device, so the first one that
+    /// reports its kind decides.
     fn links(self) -> Links {
         let (mut peers, mut all_up) = (Vec::new(), true);
         for link in 0..sys::NVML_NVLINK_MAX_LINKS {
@@ -50,7 +52,7 @@ impl DeviceHandle<'_> {
                     Ok(None) | Err(_) => all_up = false,
                 },
                 Ok(None) => all_up = false,
-                // A link that this board does not have; others may come after it.
+                // This board does not have the link; others may come after it.
                 Err(NvmlCode::NOT_SUPPORTED | NvmlCode::INVALID_ARGUMENT) => {}
                 Err(NvmlCode::FUNCTION_NOT_FOUND) => break,
                 Err(_) => all_up = false,
@@ -59,7 +61,7 @@ impl DeviceHandle<'_> {
         Links::Gpus { peers, all_up }
     }
 
-    /// What a link leads to, as far as that is known.
+    /// Returns the kind of device that a link leads to, if it is known.
     fn end_of(self, link: u32) -> Result<Option<End>> {
         let mut kind = sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN;
         // SAFETY: a handle of this library; `kind` outlives the call.
@@ -71,7 +73,8 @@ impl DeviceHandle<'_> {
         })
     }
 
-    /// PCI address of the GPU that a link leads to, as the kernel writes it. `None` if the link is down.
+    /// Returns the PCI address of the GPU that a link leads to, as the kernel writes it. Returns `None` if
+    /// the link is down.
     fn peer(self, link: u32) -> Result<Option<String>> {
         let mut state = 0;
         // SAFETY: a handle of this library; `state` outlives the call.

@@ -1,4 +1,4 @@
-//! Calls into the driver that are under way, and which of them are late.
+//! Keeps the calls into the driver that are under way, and marks those that are late.
 
 use crate::Operation;
 use aliquot_model::GpuUuid;
@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Whom a call is about: a GPU by identity and NVML index, as far as they are known, or the library as a whole.
+/// The subject of a call: a GPU by UUID and NVML index, as far as they are known, or the library as a whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Subject {
     pub(super) gpu: Option<GpuUuid>,
@@ -18,18 +18,18 @@ pub(super) struct Subject {
 /// A call that has not come back in time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stuck {
-    /// The GPU, if it has told who it is.
+    /// The GPU, if its UUID is known.
     pub gpu: Option<GpuUuid>,
-    /// Its NVML index; absent with an absent GPU means the library as a whole.
+    /// The NVML index of the GPU; absent together with the GPU if the call is about the library as a whole.
     pub index: Option<u32>,
-    /// What was asked.
+    /// The operation that was asked for.
     pub operation: String,
-    /// How long ago.
+    /// The time since the call began.
     pub waited: Duration,
 }
 
 impl Stuck {
-    /// The GPU's identity, or what is known instead.
+    /// Returns the UUID of the GPU, or what is known instead.
     pub fn name(&self) -> String {
         match (&self.gpu, self.index) {
             (Some(gpu), _) => gpu.to_string(),
@@ -40,7 +40,8 @@ impl Stuck {
 }
 
 impl Stuck {
-    /// What is stuck, at whatever time: `GPU GPU-… is stuck: the driver does not answer "read the facts"`.
+    /// Returns a description without the time:
+    /// `GPU GPU-… is stuck: the driver does not answer "read the facts"`.
     pub fn what(&self) -> String {
         let subject = match (&self.gpu, self.index) {
             (Some(gpu), _) => format!("GPU {gpu}"),
@@ -52,7 +53,7 @@ impl Stuck {
 }
 
 impl fmt::Display for Stuck {
-    /// The same with ` for 35 s`.
+    /// Writes the description followed by the time, such as ` for 35 s`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} for {} s", self.what(), self.waited.as_secs())
     }
@@ -72,12 +73,12 @@ struct State {
     calls: BTreeMap<u64, Call>,
 }
 
-/// Calls under way. Clones are the same list.
+/// The calls that are under way. Clones share the same list.
 #[derive(Debug, Clone, Default)]
 pub struct Calls(Arc<Mutex<State>>);
 
 impl Calls {
-    /// Calls that are late, the longest first.
+    /// Returns the calls that are late, the longest first.
     pub fn stuck(&self) -> Vec<Stuck> {
         let state = self.0.lock();
         let late = state.calls.values().filter(|call| call.late).map(|call| Stuck {
@@ -89,11 +90,11 @@ impl Calls {
         late.collect()
     }
 
-    /// Runs something on a thread of its own that concerns no GPU in particular and may not come back, such as
-    /// loading the library. What it comes to goes through `done`, which is called on that thread.
+    /// Runs work on a thread of its own, if it concerns no GPU in particular and may never come back, such as
+    /// loading the library. The result is passed to `done`, which is called on that thread.
     ///
     /// # Errors
-    /// If there is no thread to be had.
+    /// Fails if no thread can be started.
     pub fn detached<T: Send + 'static>(
         &self,
         operation: &Operation,
@@ -124,7 +125,7 @@ impl Calls {
         id
     }
 
-    /// The call is late, if it is still under way.
+    /// Marks the call as late, if it is still under way.
     pub(super) fn mark_late(&self, id: u64) {
         if let Some(call) = self.0.lock().calls.get_mut(&id) {
             call.late = true;

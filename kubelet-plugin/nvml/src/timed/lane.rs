@@ -1,4 +1,4 @@
-//! One thread that makes one call after the other.
+//! Makes one call after the other, on one thread.
 
 use super::calls::{Calls, Subject};
 use crate::{Cause, GpuError, Operation};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Is told how long the driver took for each call that came back.
+/// A function that is called with the time that the driver took for each call that came back.
 pub(super) type Observer = Arc<dyn Fn(&'static str, Duration) + Send + Sync>;
 
 /// The call that the thread is making.
@@ -29,7 +29,7 @@ struct State {
     running: Option<Running>,
 }
 
-/// The calls on one GPU, or those on none in particular.
+/// The calls on one GPU, or those that concern no GPU in particular.
 pub(super) struct Lane {
     shared: Arc<(Mutex<State>, Condvar)>,
     calls: Calls,
@@ -42,7 +42,7 @@ impl Lane {
         Self { shared: Arc::new((Mutex::new(state), Condvar::new())), calls, observer }
     }
 
-    /// Who the lane is for, now that it is known better.
+    /// Updates the lane's subject, when more is known of it.
     pub(super) fn set_subject(&self, subject: Subject) {
         self.shared.0.lock().subject = subject;
     }
@@ -54,8 +54,8 @@ impl Lane {
     /// Makes a call and waits for its answer, in turn with others, for `limit` at most.
     ///
     /// # Errors
-    /// [`Cause::Stuck`] if the call did not begin or did not end in time, or an earlier one is stuck. One that
-    /// did not begin never will.
+    /// Fails with [`Cause::Stuck`] if the call did not begin or did not end in time, or if an earlier call is
+    /// stuck. A call that did not begin never runs.
     pub(super) fn call<T: Send + 'static>(
         &self,
         operation: &Operation,
@@ -110,7 +110,7 @@ impl Lane {
                         let cause = Cause::Stuck(format!("the driver has not answered within {limit:?}"));
                         return Err(error_of(&state.subject, operation, cause));
                     }
-                    // It came back just now.
+                    // The call came back just now.
                     _ => {
                         drop(state);
                         answered.recv().ok().flatten()
@@ -127,7 +127,7 @@ impl Lane {
     }
 }
 
-/// Gives the thread something to do; makes it if there is none.
+/// Gives the thread a job; starts the thread if there is none.
 fn start(state: &mut State, job: Job) -> std::io::Result<()> {
     let job = match &state.thread {
         Some(thread) => match thread.send(job) {
@@ -141,7 +141,7 @@ fn start(state: &mut State, job: Job) -> std::io::Result<()> {
         Some(index) => format!("nvml-{index}"),
         None => "nvml".to_owned(),
     };
-    // Nobody joins it: the process may end while the driver keeps it.
+    // The thread is never joined: the process may end while the driver keeps the thread.
     std::thread::Builder::new().name(name).spawn(move || jobs.into_iter().for_each(|job| job()))?;
     // The thread has just begun to listen.
     let _ = sender.send(job);

@@ -3,7 +3,7 @@
 use super::Scenario;
 use crate::common::eventually;
 use crate::common::fixtures::{self, DRIVER, partition};
-use aliquot_controller::substitute::ANNOTATION;
+use aliquot_allocator::substitution::ANNOTATION;
 use aliquot_model::names::COMPACTION as MAY_MOVE;
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! `nvidia-smi --query-gpu`: what NVML says of each GPU that this process sees, as lines of values.
+//! `nvidia-smi` without arguments, and `--query-gpu`: what NVML says of each GPU that this process sees.
 //!
 //! Unlike the rest it asks the library, as NVIDIA's program does: so what a limiter changes there is seen.
 
@@ -51,6 +51,29 @@ pub(crate) fn run(names: &str, format: &str) -> Result<String, CliError> {
         out += &query.line(|ask| ask(index, &gpu));
     }
     Ok(out)
+}
+
+/// What people look at first: memory and load of each GPU, a line each.
+///
+/// # Errors
+/// If NVML does not answer.
+pub(crate) fn overview() -> Result<String, CliError> {
+    let nvml = Nvml::builder().lib_path(OsStr::new(LIBRARY)).init()?;
+    let mut out = row("GPU", "Name", "Memory-Usage", "GPU-Util");
+    for index in 0..nvml.device_count()? {
+        let gpu = nvml.device_by_index(index)?;
+        let or_none = |value: Result<String, NvmlError>| value.unwrap_or_else(|_| "N/A".to_owned());
+        let memory = gpu
+            .memory_info()
+            .map(|memory| format!("{}MiB / {}MiB", mebibytes(memory.used), mebibytes(memory.total)));
+        let load = gpu.utilization_rates().map(|rates| format!("{}%", rates.gpu));
+        out += &row(&index.to_string(), &or_none(gpu.name()), &or_none(memory), &or_none(load));
+    }
+    Ok(out)
+}
+
+fn row(index: &str, name: &str, memory: &str, load: &str) -> String {
+    format!("| {index:>3}  {name:<30} | {memory:>21} | {load:>8} |\n")
 }
 
 impl Query {

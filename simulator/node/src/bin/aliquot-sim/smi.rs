@@ -6,7 +6,7 @@ use aliquot_sim_node::Node;
 
 use crate::{CliError, query};
 
-const USAGE: &str = "this stand-in knows: -L; --query-gpu=PROPERTIES --format=csv[,noheader][,nounits]; -c MODE [-i ID]; -r -i ID; \
+const USAGE: &str = "this stand-in knows: without arguments; -L; --query-gpu=PROPERTIES --format=csv[,noheader][,nounits]; -c MODE [-i ID]; -r -i ID; \
 compute-policy --set-timeslice=0..3 [-i ID]   (ID: index, UUID or PCI address; MODE: 0, 2 or 3)";
 
 /// Runs one command.
@@ -39,6 +39,7 @@ pub(crate) fn run(words: &[String]) -> Result<String, CliError> {
     let mode = value_of(&mut words, &["-c", "--compute-mode"])?;
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match (words.as_slice(), timeslice, mode) {
+        ([], None, None) => query::overview(),
         (["-L" | "--list-gpus"], None, None) => list(&node),
         (["compute-policy"], Some(value), None) => {
             let value = number(&value, 3)?;

@@ -1,0 +1,22 @@
+//! The inputs of one decision.
+
+use super::affinity::AffinityState;
+use super::ask::Ask;
+use super::overlay::Situation;
+use super::volumes::Volumes;
+use super::{Options, Pinned};
+use crate::snapshot::{Owner, Pod, Snapshot};
+
+/// The inputs of one decision.
+pub(super) struct Inputs<'a> {
+    pub(super) index: &'a Snapshot,
+    pub(super) pod: &'a Pod,
+    pub(super) asks: &'a [Ask<'a>],
+    pub(super) pinned: &'a Pinned<'a>,
+    pub(super) situation: &'a Situation,
+    pub(super) options: Options,
+    pub(super) owner: Owner,
+    /// The pods around, if they matter.
+    pub(super) around: Option<AffinityState<'a>>,
+    pub(super) volumes: Option<Volumes<'a>>,
+}

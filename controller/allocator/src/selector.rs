@@ -1,0 +1,284 @@
+//! CEL selectors of DeviceClasses and claims, as in `k8s.io/dynamic-resource-allocation/cel`.
+//!
+//! An expression is parsed ([`parse`]), rewritten where it stands for something else ([`rewrite`]), turned
+//! into a program ([`plan`]) and evaluated ([`eval`]) once for each distinct combination of the values that
+//! it reads (see [`Reads`]). The tree is that of the `cel` crate, and so are the functions of quantities,
+//! versions, addresses, URLs and dates. The interpreter is not that of the crate, because the crate's
+//! interpreter copies values at every look-up, compiles a regular expression at every call, and cannot be
+//! stopped.
+//!
+//! # What it costs
+//!
+//! The API server accepts an expression by its estimated cost for cel-go. Here an evaluation is metered
+//! ([`meter`]): it takes at most [`MOST_STEPS`], and the caller is asked from time to time whether there is
+//! time left. If a limit is exceeded, the error is of its own kind, and `&&` and `||` never absorb it.
+//! Compiling takes time in proportion to the text, and the size of regular expressions is bounded. Except for
+//! literals, no part of an expression is computed before its evaluation. The bench `allocator` has a row that
+//! compares expressions of this kind with upstream's interpreter.
+//!
+//! # Sharing
+//!
+//! [`Selectors`] keeps compiled expressions, within a limit on their memory. Any number of threads can use it
+//! at once: its locks are held for one look-up, never while an expression is compiled or evaluated.
+
+mod bridge;
+mod cache;
+mod demand;
+mod environment;
+mod eval;
+mod functions;
+mod lex;
+mod macros;
+mod meter;
+mod named;
+mod parse;
+mod pattern;
+mod plan;
+mod possible;
+mod regex;
+mod rewrite;
+mod value;
+
+pub use cache::{Compiled, Selectors};
+pub use environment::Environment;
+pub use meter::MOST_STEPS;
+pub use named::{Field, Named};
+
+use crate::quantity::Quantity;
+use cel::common::ast::IdedExpr;
+use meter::{Meter, Stop};
+use plan::Program;
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use value::Value;
+
+/// The value of a device's attribute.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum AttributeValue {
+    /// `int`
+    Int(i64),
+    /// `bool`
+    Bool(bool),
+    /// `string`
+    Text(Arc<str>),
+    /// `version`: semver 2.0.0
+    Version(Arc<str>),
+}
+
+/// The facts about a device that a selector can read.
+#[derive(Debug, Clone, Default)]
+pub struct DeviceFacts<'a> {
+    /// `device.driver`
+    pub driver: &'a str,
+    /// `device.allowMultipleAllocations`
+    pub shareable: bool,
+    /// `device.attributes`; the names have their domain
+    pub attributes: Vec<(&'a str, &'a AttributeValue)>,
+    /// `device.capacity`; the names have their domain
+    pub capacities: Vec<(&'a str, Quantity)>,
+}
+
+/// The facts about a device that a selector may read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reads {
+    /// Any fact: the expression uses the map of attributes as a whole.
+    Everything,
+    /// At most these facts.
+    Names {
+        /// Names of attributes, with their domain.
+        names: BTreeSet<String>,
+        /// True if the expression reads facts of the device's shape: capacities, and whether it can be
+        /// shared.
+        shape: bool,
+    },
+}
+
+/// The reason why a selector gives no answer. It is an error of the claim or the class, not of the device.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SelectorError {
+    /// The expression is not valid CEL.
+    #[error("the CEL expression {} does not compile: {reason}", quoted(expression))]
+    Compile {
+        /// The expression.
+        expression: Arc<str>,
+        /// The message of the compiler.
+        reason: String,
+    },
+    /// The expression failed on a device.
+    #[error("the CEL expression {} fails: {reason}{}", quoted(expression), hint(reason))]
+    Runtime {
+        /// The expression.
+        expression: Arc<str>,
+        /// The message of the interpreter.
+        reason: String,
+    },
+    /// The evaluation was given up: it takes more steps than an expression may.
+    #[error(
+        "the CEL expression {} costs more than {MOST_STEPS} steps on a device, which is the most; \
+         simplify it: shorter lists and strings, fewer macros in each other, smaller regular expressions",
+        quoted(expression)
+    )]
+    TooCostly {
+        /// The expression.
+        expression: Arc<str>,
+    },
+    /// The time of the caller was over before there was an answer.
+    #[error("the CEL expression {} could not be evaluated in time", quoted(expression))]
+    OutOfTime {
+        /// The expression.
+        expression: Arc<str>,
+    },
+}
+
+/// Returns an expression as messages show it. A long expression is cut off, so that its error fits into the
+/// message too.
+pub fn quoted(expression: &str) -> String {
+    quoted_within(expression, 256)
+}
+
+/// Returns an expression as messages show it, cut off after `longest` bytes.
+pub fn quoted_within(expression: &str, longest: usize) -> String {
+    if expression.len() <= longest {
+        return format!("{expression:?}");
+    }
+    let start = expression.get(..expression.floor_char_boundary(longest)).unwrap_or_default();
+    format!("{start:?}… ({} bytes)", expression.len())
+}
+
+/// Returns a hint for an error message. Upstream gives the same advice; an unguarded look-up is by far the
+/// most common mistake.
+fn hint(reason: &str) -> &'static str {
+    if reason.starts_with("No such key") {
+        "; guard the look-up with has(...), or use .?name.orValue(...)"
+    } else {
+        ""
+    }
+}
+
+/// A compiled expression, or the reason why there is none.
+#[derive(Debug)]
+pub struct Selector {
+    source: Arc<str>,
+    compiled: Result<(IdedExpr, Program), String>,
+    reads: Reads,
+}
+
+impl Selector {
+    /// Compiles an expression. If this fails, the selector answers for every device with the same error.
+    pub fn compile(source: &str) -> Self {
+        let compile = || {
+            let tree = rewrite::rewrite(parse::parse(source)?)?;
+            let program = plan::plan(&tree)?;
+            Ok((tree, program))
+        };
+        let compiled: Result<_, String> =
+            catch_unwind(compile).unwrap_or_else(|_| Err("the compiler gave up".to_owned()));
+        let none = || Reads::Names { names: BTreeSet::new(), shape: false };
+        let reads = compiled.as_ref().map_or_else(|_| none(), |(tree, _)| rewrite::reads(tree));
+        let kept = if source.len() > parse::LONGEST { "" } else { source };
+        Self { source: kept.into(), compiled, reads }
+    }
+
+    fn tree(&self) -> Option<&IdedExpr> {
+        self.compiled.as_ref().ok().map(|(tree, _)| tree)
+    }
+
+    /// Returns the estimated memory of the selector, in bytes.
+    pub fn bytes(&self) -> usize {
+        // A node of the tree is about as large as the part of the program that it became.
+        let compiled = match &self.compiled {
+            Ok((_, program)) => program.bytes.saturating_mul(3),
+            Err(reason) => reason.len(),
+        };
+        size_of::<Self>() + 2 * self.source.len() + compiled
+    }
+
+    /// Returns the expression as written; empty if it was too long to compile.
+    pub fn source(&self) -> &Arc<str> {
+        &self.source
+    }
+
+    /// Returns the facts that the answer depends on.
+    pub const fn reads(&self) -> &Reads {
+        &self.reads
+    }
+
+    /// Returns the values of which an attribute of the driver's domain must have one so that the expression
+    /// is true; `None` if they cannot be told.
+    pub fn demanded(&self, driver: &str, attribute: &str) -> Option<Vec<&str>> {
+        let is_it = |part: &IdedExpr| demand::is_attribute(part, driver, attribute);
+        demand::demanded(self.tree()?, &is_it)
+    }
+
+    /// Returns true if only devices of the driver can make the expression true, as far as comparisons tell.
+    pub fn demands_driver(&self, driver: &str) -> bool {
+        let demanded = self.tree().and_then(|tree| demand::demanded(tree, &demand::is_driver));
+        demanded.is_some_and(|drivers| drivers.iter().all(|demanded| *demanded == driver))
+    }
+
+    /// Returns the attributes and capacities that the expression names, guarded or not.
+    pub fn named(&self) -> BTreeSet<Named> {
+        self.tree().map(named::named).unwrap_or_default()
+    }
+
+    /// Returns true if a device of the driver could be selected, whatever its attributes are. An expression
+    /// that does not compile selects nothing.
+    pub fn may_select(&self, driver: &str, environment: &Environment) -> bool {
+        self.tree().is_some_and(|tree| {
+            catch_unwind(AssertUnwindSafe(|| possible::may_be_true(tree, driver, environment)))
+                .unwrap_or(true)
+        })
+    }
+
+    /// Returns true if the device is selected. `expired` is called from time to time and returns true if the
+    /// time is up.
+    pub fn matches(
+        &self,
+        environment: &Environment,
+        device: &DeviceFacts<'_>,
+        expired: &mut dyn FnMut() -> bool,
+    ) -> Result<bool, SelectorError> {
+        self.metered(environment, device, expired).0
+    }
+
+    /// Returns whether the device is selected, and how many steps the evaluation took.
+    pub fn metered(
+        &self,
+        environment: &Environment,
+        device: &DeviceFacts<'_>,
+        expired: &mut dyn FnMut() -> bool,
+    ) -> (Result<bool, SelectorError>, u64) {
+        let expression = || self.source.clone();
+        let program = match &self.compiled {
+            Ok((_, program)) => program,
+            Err(reason) => {
+                let error = SelectorError::Compile { expression: expression(), reason: reason.clone() };
+                return (Err(error), 0);
+            }
+        };
+        let mut meter = Meter::new(MOST_STEPS, expired);
+        let mut run = || eval::Run::new(environment, device, &mut meter).eval(&program.root);
+        let result = catch_unwind(AssertUnwindSafe(&mut run));
+        let result = result.unwrap_or_else(|_| Err(Stop::failed("the interpreter gave up")));
+        let fail = |reason: String| SelectorError::Runtime { expression: expression(), reason };
+        let answer = match result {
+            Ok(Value::Bool(answer)) => Ok(answer),
+            Ok(other) => Err(fail(format!("the result is of type {}, not bool", other.type_name()))),
+            Err(Stop::Failed(reason)) => Err(fail(reason)),
+            Err(Stop::TooCostly) => Err(SelectorError::TooCostly { expression: expression() }),
+            Err(Stop::OutOfTime) => Err(SelectorError::OutOfTime { expression: expression() }),
+        };
+        (answer, meter.spent())
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests;
+
+#[cfg(test)]
+mod cost_tests;

@@ -1,0 +1,469 @@
+//! Turns a rewritten tree into a program for the interpreter: variables are numbered, constants created,
+//! functions looked up, and regular expressions compiled.
+//!
+//! Nothing is computed here except what the text of the expression spells out: lists and maps of literals.
+
+use super::bridge::Bridge;
+use super::environment::{FROM_ENTRIES, MERGE};
+use super::functions::{self, Native, Search};
+use super::macros::RESULT;
+use super::meter::Stop;
+use super::regex::{Allowance, Regex};
+use super::rewrite::{device_domain, device_field, literal_text};
+use super::value::{Key, Map, Value};
+use cel::common::ast::{
+    CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, ListExpr, LiteralValue, MapExpr, operators,
+};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// The most levels of a rewritten tree; the interpreter needs stack for each level.
+const MOST_LEVELS: usize = 1_000;
+
+/// The most literals of a list that is searched in order; a longer list is searched by hash.
+const MOST_IN_A_ROW: usize = 8;
+
+/// Variables that stand for types.
+const TYPES: [&str; 9] = ["bool", "int", "uint", "double", "string", "bytes", "list", "map", "null_type"];
+
+/// A program that can be evaluated.
+#[derive(Debug)]
+pub(super) struct Program {
+    /// The root of the program.
+    pub(super) root: Node,
+    /// The estimated memory of the program, in bytes.
+    pub(super) bytes: usize,
+}
+
+/// One of the two maps of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Facts {
+    /// `device.attributes`
+    Attributes,
+    /// `device.capacity`
+    Capacity,
+}
+
+/// An operator with two operands that are both always evaluated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Operator {
+    Add,
+    Subtract,
+    Multiply,
+    Divide,
+    Modulo,
+    Equal,
+    Unequal,
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
+    In,
+}
+
+/// The result that a macro over a list computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fold {
+    All,
+    Exists,
+    ExistsOne,
+    Collect,
+}
+
+/// A part of an expression.
+#[derive(Debug)]
+pub(super) enum Node {
+    Constant(Value),
+    /// A variable of a macro, by its position on the stack.
+    Variable(usize),
+    /// A name that is not declared.
+    Unknown(Arc<str>),
+    Device,
+    /// A field of `device`.
+    Field(Arc<str>),
+    /// An attribute or a capacity by its name.
+    Fact(Box<Fact>),
+    And(Box<[Self]>),
+    Or(Box<[Self]>),
+    Not(Box<Self>),
+    Negate(Box<Self>),
+    Condition(Box<[Self; 3]>),
+    Binary(Operator, Box<[Self; 2]>),
+    InConstant(Box<(Self, HashSet<Key>, Value)>),
+    Index(Box<[Self; 2]>),
+    OptionalIndex(Box<[Self; 2]>),
+    Has(Box<(Self, Arc<str>)>),
+    /// Elements; the flag is true for an optional element.
+    List(Box<[(Self, bool)]>),
+    Map(Box<[(Self, Self, bool)]>),
+    Fold(Box<Folding>),
+    /// A variable's position on the stack, its value, and the expression in which it is bound.
+    Bind(Box<(usize, Self, Self)>),
+    Call(Native, Box<[Self]>),
+    Search(Box<Searching>),
+    Bridge(Box<Bridge>),
+}
+
+/// An access such as `device.attributes["domain"].name`.
+#[derive(Debug)]
+pub(super) struct Fact {
+    pub(super) of: Facts,
+    pub(super) domain: Arc<str>,
+    pub(super) name: Arc<str>,
+    pub(super) access: Access,
+}
+
+/// The way in which a fact is accessed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    Value,
+    Optional,
+    Has,
+}
+
+/// A macro over a list or over the keys of a map.
+#[derive(Debug)]
+pub(super) struct Folding {
+    pub(super) fold: Fold,
+    pub(super) range: Node,
+    /// Position of the variable on the stack.
+    pub(super) variable: usize,
+    pub(super) filter: Option<Node>,
+    pub(super) body: Node,
+}
+
+/// A search for a regular expression that is a literal.
+#[derive(Debug)]
+pub(super) struct Searching {
+    pub(super) search: Search,
+    pub(super) text: Node,
+    pub(super) most: Option<Node>,
+    pub(super) regex: Result<Regex, Stop>,
+}
+
+/// Turns a rewritten tree into a program.
+pub(super) fn plan(expression: &IdedExpr) -> Result<Program, String> {
+    let mut planner = Planner { scope: Vec::new(), levels: 0, bytes: 0, allowance: Allowance::default() };
+    let root = planner.node(expression)?;
+    Ok(Program { root, bytes: planner.bytes })
+}
+
+struct Planner {
+    scope: Vec<String>,
+    levels: usize,
+    bytes: usize,
+    allowance: Allowance,
+}
+
+impl Planner {
+    fn node(&mut self, expression: &IdedExpr) -> Result<Node, String> {
+        self.levels += 1;
+        if self.levels > MOST_LEVELS {
+            return Err(format!(
+                "it is nested deeper than {MOST_LEVELS} levels; split it into several selectors"
+            ));
+        }
+        self.bytes += size_of::<Node>() + 16;
+        let node = match &expression.expr {
+            Expr::Literal(literal) => self.constant(literal_value(literal)),
+            Expr::Ident(name) => Ok(self.name(name)),
+            Expr::Select(select) => match self.fact(&select.operand, &select.field, Access::Has) {
+                Some(fact) => Ok(fact),
+                None => Ok(Node::Has(Box::new((self.node(&select.operand)?, select.field.as_str().into())))),
+            },
+            Expr::Call(call) => self.call(expression, call),
+            Expr::List(list) => self.list(list),
+            Expr::Map(map) => self.map(map),
+            Expr::Comprehension(comprehension) => self.comprehension(comprehension),
+            Expr::Struct(_) | Expr::Unspecified => Err("the expression is empty".to_owned()),
+        };
+        self.levels -= 1;
+        node
+    }
+
+    fn constant(&mut self, value: Value) -> Result<Node, String> {
+        self.bytes += value.bytes();
+        Ok(Node::Constant(value))
+    }
+
+    fn name(&self, name: &str) -> Node {
+        if let Some(place) = self.scope.iter().rposition(|known| known == name) {
+            return Node::Variable(place);
+        }
+        if name == "device" {
+            return Node::Device;
+        }
+        if TYPES.contains(&name) {
+            return Node::Constant(Value::Type(name.into()));
+        }
+        Node::Unknown(name.into())
+    }
+
+    fn hides_device(&self) -> bool {
+        self.scope.iter().any(|name| name == "device")
+    }
+
+    fn fact(&mut self, operand: &IdedExpr, name: &str, access: Access) -> Option<Node> {
+        let (of, domain) = device_domain(operand)?;
+        if self.hides_device() {
+            return None;
+        }
+        let of = if of == "attributes" { Facts::Attributes } else { Facts::Capacity };
+        self.bytes += size_of::<Fact>() + domain.len() + name.len();
+        Some(Node::Fact(Box::new(Fact { of, domain: domain.into(), name: name.into(), access })))
+    }
+
+    fn nodes<'e>(&mut self, parts: impl IntoIterator<Item = &'e IdedExpr>) -> Result<Box<[Node]>, String> {
+        parts.into_iter().map(|part| self.node(part)).collect()
+    }
+
+    fn two(&mut self, left: &IdedExpr, right: &IdedExpr) -> Result<Box<[Node; 2]>, String> {
+        Ok(Box::new([self.node(left)?, self.node(right)?]))
+    }
+
+    fn call(&mut self, expression: &IdedExpr, call: &CallExpr) -> Result<Node, String> {
+        if let Some(target) = &call.target {
+            return self.method(target, call);
+        }
+        if device_field(expression).is_some() && !self.hides_device() {
+            let field = device_field(expression).unwrap_or_default();
+            return Ok(Node::Field(field.into()));
+        }
+        let args = call.args.as_slice();
+        match (call.func_name.as_str(), args) {
+            (operators::LOGICAL_AND, [_, _]) => Ok(Node::And(self.operands(expression)?)),
+            (operators::LOGICAL_OR, [_, _]) => Ok(Node::Or(self.operands(expression)?)),
+            (operators::LOGICAL_NOT, [operand]) => Ok(Node::Not(Box::new(self.node(operand)?))),
+            (operators::NEGATE, [operand]) => Ok(Node::Negate(Box::new(self.node(operand)?))),
+            (operators::CONDITIONAL, [condition, yes, no]) => {
+                Ok(Node::Condition(Box::new([self.node(condition)?, self.node(yes)?, self.node(no)?])))
+            }
+            (operators::INDEX, [operand, position]) => {
+                let name = literal_text(position);
+                match name.and_then(|name| self.fact(operand, name, Access::Value)) {
+                    Some(fact) => Ok(fact),
+                    None => Ok(Node::Index(self.two(operand, position)?)),
+                }
+            }
+            (operators::OPT_INDEX, [operand, position]) => {
+                let name = literal_text(position);
+                match name.and_then(|name| self.fact(operand, name, Access::Optional)) {
+                    Some(fact) => Ok(fact),
+                    None => Ok(Node::OptionalIndex(self.two(operand, position)?)),
+                }
+            }
+            (operators::IN, [needle, list]) => self.membership(needle, list),
+            (name, [left, right]) if let Some(operator) = operator(name) => {
+                Ok(Node::Binary(operator, self.two(left, right)?))
+            }
+            (name, _) => {
+                if let Some(search) = self.search(name, &args.iter().collect::<Vec<_>>())? {
+                    return Ok(search);
+                }
+                let args = self.nodes(args)?;
+                Ok(self.function(name, None, args, false))
+            }
+        }
+    }
+
+    /// Returns the operands of a chain of one operator.
+    fn operands(&mut self, expression: &IdedExpr) -> Result<Box<[Node]>, String> {
+        let mut parts = Vec::new();
+        flatten(expression, name_of(expression), &mut parts);
+        self.nodes(parts)
+    }
+
+    fn method(&mut self, target: &IdedExpr, call: &CallExpr) -> Result<Node, String> {
+        let name = call.func_name.as_str();
+        if let Expr::Ident(namespace) = &target.expr
+            && !self.scope.iter().any(|known| known == namespace)
+            && functions::is_namespace(namespace)
+        {
+            let args = self.nodes(&call.args)?;
+            return Ok(self.function(name, Some(namespace), args, false));
+        }
+        let args: Vec<&IdedExpr> = std::iter::once(target).chain(&call.args).collect();
+        if let Some(search) = self.search(name, &args)? {
+            return Ok(search);
+        }
+        let args = self.nodes(args)?;
+        Ok(self.function(name, None, args, true))
+    }
+
+    fn function(&mut self, name: &str, namespace: Option<&str>, args: Box<[Node]>, method: bool) -> Node {
+        match functions::native(namespace, name, args.len()) {
+            Some(native) => Node::Call(native, args),
+            None => {
+                self.bytes += 512;
+                Node::Bridge(Box::new(Bridge::new(namespace, name, args, method)))
+            }
+        }
+    }
+
+    /// Returns a search node if the pattern is a literal.
+    fn search(&mut self, name: &str, args: &[&IdedExpr]) -> Result<Option<Node>, String> {
+        let (Some(search), [text, pattern, most @ ..]) = (Search::named(name, args.len()), args) else {
+            return Ok(None);
+        };
+        let Some(pattern) = literal_text(pattern) else { return Ok(None) };
+        let regex = Regex::compile(pattern, &mut self.allowance);
+        if let Ok(regex) = &regex {
+            self.bytes += regex.bytes();
+        }
+        let text = self.node(text)?;
+        let most = most.first().map(|most| self.node(most)).transpose()?;
+        Ok(Some(Node::Search(Box::new(Searching { search, text, most, regex }))))
+    }
+
+    fn membership(&mut self, needle: &IdedExpr, list: &IdedExpr) -> Result<Node, String> {
+        let needle = self.node(needle)?;
+        let list = self.node(list)?;
+        if let Node::Constant(Value::List(elements)) = &list
+            && elements.len() > MOST_IN_A_ROW as u64
+            && let Some(keys) = elements.iter().map(Key::of).collect::<Option<HashSet<_>>>()
+        {
+            self.bytes += keys.len() * 48;
+            let list = Value::List(elements.clone());
+            return Ok(Node::InConstant(Box::new((needle, keys, list))));
+        }
+        Ok(Node::Binary(Operator::In, Box::new([needle, list])))
+    }
+
+    fn list(&mut self, list: &ListExpr) -> Result<Node, String> {
+        let elements = self.nodes(&list.elements)?;
+        if list.optional_indices.is_empty()
+            && let Some(values) = elements.iter().map(known).collect::<Option<Vec<_>>>()
+        {
+            return self.constant(Value::list(values));
+        }
+        // The indices are in ascending order, as they were parsed.
+        let mut optional = list.optional_indices.iter().peekable();
+        let of = |(at, node)| (node, optional.next_if(|next| **next == at).is_some());
+        Ok(Node::List(elements.into_iter().enumerate().map(of).collect()))
+    }
+
+    fn map(&mut self, map: &MapExpr) -> Result<Node, String> {
+        let mut entries = Vec::with_capacity(map.entries.len());
+        for entry in &map.entries {
+            let EntryExpr::MapEntry(pair) = &entry.expr else {
+                return Err("a map has a field in it".to_owned());
+            };
+            entries.push((self.node(&pair.key)?, self.node(&pair.value)?, pair.optional));
+        }
+        let pairs = entries.iter().map(
+            |(key, value, optional)| {
+                if *optional { None } else { Some((known(key)?, known(value)?)) }
+            },
+        );
+        if let Some(pairs) = pairs.collect::<Option<Vec<_>>>()
+            && let Ok(map) = Map::new(pairs)
+        {
+            return self.constant(Value::map(map));
+        }
+        Ok(Node::Map(entries.into()))
+    }
+
+    fn comprehension(&mut self, inner: &ComprehensionExpr) -> Result<Node, String> {
+        let place = self.scope.len();
+        // The value is planned first, because it does not see the variable.
+        if inner.accu_var != RESULT {
+            let value = self.node(&inner.accu_init)?;
+            self.scope.push(inner.accu_var.clone());
+            let body = self.node(&inner.result);
+            self.scope.truncate(place);
+            return Ok(Node::Bind(Box::new((place, value, body?))));
+        }
+        let range = self.node(&inner.iter_range)?;
+        let (fold, filter, body) = parts(inner).ok_or("a macro cannot be read")?;
+        self.scope.push(inner.iter_var.clone());
+        let filter = filter.map(|filter| self.node(filter)).transpose();
+        let body = self.node(body);
+        self.scope.truncate(place);
+        let (filter, body) = (filter?, body?);
+        let folded = Node::Fold(Box::new(Folding { fold, range, variable: place, filter, body }));
+        match name_of(&inner.result) {
+            wrap @ (FROM_ENTRIES | MERGE) => Ok(self.function(wrap, None, Box::new([folded]), false)),
+            _ => Ok(folded),
+        }
+    }
+}
+
+/// Returns the kind of a macro, its filter, and what it evaluates for each element.
+fn parts(inner: &ComprehensionExpr) -> Option<(Fold, Option<&IdedExpr>, &IdedExpr)> {
+    let Expr::Call(step) = &inner.loop_step.expr else { return None };
+    match (step.func_name.as_str(), step.args.as_slice()) {
+        (operators::LOGICAL_AND, [_, body]) => Some((Fold::All, None, body)),
+        (operators::LOGICAL_OR, [_, body]) => Some((Fold::Exists, None, body)),
+        (operators::ADD, [_, added]) => Some((Fold::Collect, None, only(added)?)),
+        (operators::CONDITIONAL, [condition, more, _]) => match &more.expr {
+            Expr::Call(more) => match more.args.as_slice() {
+                [_, added] => match only(added) {
+                    Some(added) => Some((Fold::Collect, Some(condition), added)),
+                    None => Some((Fold::ExistsOne, None, condition)),
+                },
+                _ => None,
+            },
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn only(list: &IdedExpr) -> Option<&IdedExpr> {
+    match &list.expr {
+        Expr::List(list) => list.elements.first(),
+        _ => None,
+    }
+}
+
+fn name_of(expression: &IdedExpr) -> &str {
+    match &expression.expr {
+        Expr::Call(call) => &call.func_name,
+        _ => "",
+    }
+}
+
+fn flatten<'e>(expression: &'e IdedExpr, operator: &str, parts: &mut Vec<&'e IdedExpr>) {
+    match &expression.expr {
+        Expr::Call(CallExpr { func_name, target: None, args }) if func_name == operator => {
+            args.iter().for_each(|arg| flatten(arg, operator, parts));
+        }
+        _ => parts.push(expression),
+    }
+}
+
+fn known(node: &Node) -> Option<Value> {
+    match node {
+        Node::Constant(value) => Some(value.clone()),
+        _ => None,
+    }
+}
+
+fn operator(name: &str) -> Option<Operator> {
+    Some(match name {
+        operators::ADD => Operator::Add,
+        operators::SUBSTRACT => Operator::Subtract,
+        operators::MULTIPLY => Operator::Multiply,
+        operators::DIVIDE => Operator::Divide,
+        operators::MODULO => Operator::Modulo,
+        operators::EQUALS => Operator::Equal,
+        operators::NOT_EQUALS => Operator::Unequal,
+        operators::LESS => Operator::Less,
+        operators::LESS_EQUALS => Operator::LessOrEqual,
+        operators::GREATER => Operator::Greater,
+        operators::GREATER_EQUALS => Operator::GreaterOrEqual,
+        _ => return None,
+    })
+}
+
+fn literal_value(literal: &LiteralValue) -> Value {
+    match literal {
+        LiteralValue::Boolean(value) => Value::Bool(*value.inner()),
+        LiteralValue::Bytes(value) => Value::Bytes(value.inner().into()),
+        LiteralValue::Double(value) => Value::Double(*value.inner()),
+        LiteralValue::Int(value) => Value::Int(*value.inner()),
+        LiteralValue::Null => Value::Null,
+        LiteralValue::String(value) => Value::text(value.inner()),
+        LiteralValue::UInt(value) => Value::Uint(*value.inner()),
+    }
+}

@@ -1,0 +1,440 @@
+//! Rewrites the parser's tree into the form that the interpreter needs, and finds what a tree reads.
+
+use super::Reads;
+use super::environment::{DOMAIN, ENTRIES, FROM_ENTRIES, MERGE, SORT_BY};
+use super::macros::RESULT;
+use cel::common::ast::{
+    CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, ListExpr, LiteralValue, SelectExpr, operators,
+};
+use std::collections::BTreeSet;
+
+/// Variables that are bound to a part of the device. The part replaces the variable, so that `cel.bind(a,
+/// device.attributes["gpu.example.com"], a.x)` reads only `x`.
+type Aliases = Vec<(String, Option<IdedExpr>)>;
+
+pub(super) fn rewrite(expression: IdedExpr) -> Result<IdedExpr, String> {
+    walk(expression, &mut Vec::new())
+}
+
+pub(super) fn call(function: &str, args: Vec<IdedExpr>) -> Expr {
+    Expr::Call(CallExpr { func_name: function.to_owned(), target: None, args })
+}
+
+fn method(function: &str, target: IdedExpr, args: Vec<IdedExpr>) -> IdedExpr {
+    node(Expr::Call(CallExpr { func_name: function.to_owned(), target: Some(Box::new(target)), args }))
+}
+
+pub(super) fn text_literal(text: &str) -> IdedExpr {
+    node(Expr::Literal(LiteralValue::String(text.into())))
+}
+
+fn int_literal(value: i64) -> IdedExpr {
+    node(Expr::Literal(LiteralValue::Int(value.into())))
+}
+
+fn bool_literal(value: bool) -> IdedExpr {
+    node(Expr::Literal(LiteralValue::Boolean(value.into())))
+}
+
+fn node(expr: Expr) -> IdedExpr {
+    IdedExpr { id: 0, expr }
+}
+
+pub(super) fn ident(name: &str) -> IdedExpr {
+    node(Expr::Ident(name.to_owned()))
+}
+
+fn walk(expression: IdedExpr, aliases: &mut Aliases) -> Result<IdedExpr, String> {
+    let IdedExpr { id, expr } = expression;
+    let expr = match expr {
+        Expr::Ident(name) => match aliases.iter().rev().find(|(alias, _)| *alias == name) {
+            Some((_, Some(meant))) => return Ok(meant.clone()),
+            _ => Expr::Ident(name),
+        },
+        Expr::Select(select) => return selection(select, aliases),
+        Expr::Call(call) => return function(id, call, aliases),
+        Expr::List(list) => Expr::List(ListExpr {
+            elements: list.elements.into_iter().map(|e| walk(e, aliases)).collect::<Result<_, _>>()?,
+            optional_indices: list.optional_indices,
+        }),
+        Expr::Map(mut map) => {
+            for entry in &mut map.entries {
+                match &mut entry.expr {
+                    EntryExpr::MapEntry(pair) => {
+                        pair.key = walk(std::mem::take(&mut pair.key), aliases)?;
+                        pair.value = walk(std::mem::take(&mut pair.value), aliases)?;
+                    }
+                    EntryExpr::StructField(_) => return Err("a map has a field in it".to_owned()),
+                }
+            }
+            Expr::Map(map)
+        }
+        Expr::Comprehension(comprehension) => {
+            let mut inner = *comprehension;
+            inner.iter_range = walk(inner.iter_range, aliases)?;
+            inner.accu_init = walk(inner.accu_init, aliases)?;
+            let depth = aliases.len();
+            aliases.push((inner.iter_var.clone(), None));
+            aliases.push((inner.accu_var.clone(), None));
+            inner.loop_cond = walk(inner.loop_cond, aliases)?;
+            inner.loop_step = walk(inner.loop_step, aliases)?;
+            inner.result = walk(inner.result, aliases)?;
+            aliases.truncate(depth);
+            Expr::Comprehension(Box::new(inner))
+        }
+        Expr::Struct(message) => {
+            return Err(format!("messages such as {}{{}} are not supported", message.type_name));
+        }
+        Expr::Unspecified => return Err("the expression is empty".to_owned()),
+        Expr::Literal(literal) => Expr::Literal(literal),
+    };
+    Ok(IdedExpr { id, expr })
+}
+
+/// Rewrites a selection as an index. For a field of something without fields, the crate's interpreter answers
+/// `false` and copies the map; an index does neither.
+fn selection(select: SelectExpr, aliases: &mut Aliases) -> Result<IdedExpr, String> {
+    let operand = walk(*select.operand, aliases)?;
+    let optional = is_optional(&operand);
+    if select.test {
+        if optional {
+            let field = node(call(operators::OPT_INDEX, vec![operand, text_literal(&select.field)]));
+            return Ok(method("hasValue", field, Vec::new()));
+        }
+        let test = SelectExpr { operand: Box::new(operand), field: select.field, test: true };
+        return Ok(node(Expr::Select(test)));
+    }
+    if is_domains(&operand) {
+        return Ok(node(call(DOMAIN, vec![operand, text_literal(&select.field)])));
+    }
+    let operator = if optional { operators::OPT_INDEX } else { operators::INDEX };
+    Ok(node(call(operator, vec![operand, text_literal(&select.field)])))
+}
+
+fn function(id: u64, mut expr: CallExpr, aliases: &mut Aliases) -> Result<IdedExpr, String> {
+    if let Some(target) = expr.target.take() {
+        return receiver(id, *target, expr, aliases);
+    }
+    let mut args = expr.args.into_iter().map(|arg| walk(arg, aliases)).collect::<Result<Vec<_>, _>>()?;
+    let name = match expr.func_name.as_str() {
+        // `.?name` fails if the name is missing, `[?"name"]` does not.
+        operators::OPT_SELECT => operators::OPT_INDEX,
+        operators::INDEX if args.first().is_some_and(is_domains) => DOMAIN,
+        operators::INDEX if args.first().is_some_and(is_optional) => operators::OPT_INDEX,
+        name => name,
+    };
+    if name == operators::OPT_INDEX
+        && args.first().is_some_and(is_domains)
+        && let Some(first) = args.first_mut()
+    {
+        // Upstream's map finds every domain: an unknown domain is present and empty.
+        let domains = std::mem::take(first);
+        let domain = node(call(DOMAIN, std::iter::once(domains).chain(args.into_iter().skip(1)).collect()));
+        return Ok(method("of", ident("optional"), vec![domain]));
+    }
+    Ok(IdedExpr { id, expr: call(name, args) })
+}
+
+fn receiver(id: u64, target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) -> Result<IdedExpr, String> {
+    let namespace = match &target.expr {
+        Expr::Ident(name) if !aliases.iter().any(|(alias, _)| alias == name) => Some(name.as_str()),
+        _ => None,
+    };
+    let arity = expr.args.len();
+    match (namespace, expr.func_name.as_str(), arity) {
+        (Some("cel"), "bind", 3) => {
+            let [name, value, body] = take(expr.args)?;
+            let value = walk(value, aliases)?;
+            return bind(variable(&name)?, value, body, aliases);
+        }
+        (_, "optMap" | "optFlatMap", 2) => return optional_map(target, expr, aliases),
+        (_, "sortBy", 2) => return sort_by(target, expr, aliases),
+        (_, "all" | "exists" | "existsOne" | "exists_one" | "transformMapEntry", 3)
+        | (_, "transformList" | "transformMap", 3 | 4)
+        | (_, "transformMapEntry", 4) => return two_variables(target, expr, aliases),
+        _ => {}
+    }
+    // A namespace such as `sets` or `optional` is not a variable.
+    let target = if namespace.is_some() { target } else { walk(target, aliases)? };
+    let args = expr.args.into_iter().map(|arg| walk(arg, aliases)).collect::<Result<Vec<_>, _>>()?;
+    let call = CallExpr { func_name: expr.func_name, target: Some(Box::new(target)), args };
+    Ok(IdedExpr { id, expr: Expr::Call(call) })
+}
+
+fn take<const N: usize>(args: Vec<IdedExpr>) -> Result<[IdedExpr; N], String> {
+    args.try_into().map_err(|_| "wrong number of arguments".to_owned())
+}
+
+fn variable(expression: &IdedExpr) -> Result<String, String> {
+    match &expression.expr {
+        Expr::Ident(name) => Ok(name.clone()),
+        _ => Err("the first argument of a macro must be a simple name".to_owned()),
+    }
+}
+
+/// Rewrites `cel.bind(name, value, body)`; the value is already rewritten, the body is not.
+fn bind(name: String, value: IdedExpr, body: IdedExpr, aliases: &mut Aliases) -> Result<IdedExpr, String> {
+    let alias = is_part_of_device(&value).then(|| value.clone());
+    let replaced = alias.is_some();
+    aliases.push((name.clone(), alias));
+    let body = walk(body, aliases);
+    aliases.pop();
+    let body = body?;
+    Ok(if replaced { body } else { bound(&name, value, body) })
+}
+
+/// Returns a comprehension over an empty list whose accumulator is the bound value, as in cel-go.
+fn bound(name: &str, value: IdedExpr, body: IdedExpr) -> IdedExpr {
+    node(Expr::Comprehension(Box::new(ComprehensionExpr {
+        iter_range: node(Expr::List(ListExpr::new(Vec::new()))),
+        iter_var: "#unused".to_owned(),
+        iter_var2: None,
+        accu_var: name.to_owned(),
+        accu_init: value,
+        loop_cond: bool_literal(false),
+        loop_step: ident(name),
+        result: body,
+    })))
+}
+
+/// The name to which an optional is bound, so that it is evaluated once.
+const OPTIONAL: &str = "@optional";
+/// The name to which a list that is sorted is bound.
+const SORTED: &str = "@sorted";
+
+/// Rewrites `x.optMap(v, body)` as `x.hasValue() ? optional.of(body with v = x.value()) : optional.none()`.
+fn optional_map(target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) -> Result<IdedExpr, String> {
+    let flat = expr.func_name == "optFlatMap";
+    let [name, body] = take(expr.args)?;
+    let name = variable(&name)?;
+    let target = walk(target, aliases)?;
+    let value = method("value", ident(OPTIONAL), Vec::new());
+    aliases.push((name.clone(), None));
+    let body = walk(body, aliases);
+    aliases.pop();
+    let inner = bound(&name, value, body?);
+    let some = if flat { inner } else { method("of", ident("optional"), vec![inner]) };
+    let none = method("none", ident("optional"), Vec::new());
+    let present = method("hasValue", ident(OPTIONAL), Vec::new());
+    Ok(bound(OPTIONAL, target, node(call(operators::CONDITIONAL, vec![present, some, none]))))
+}
+
+/// Rewrites `x.sortBy(v, key)`: the elements of `x` in the order of their keys.
+fn sort_by(target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) -> Result<IdedExpr, String> {
+    let [name, key] = take(expr.args)?;
+    let name = variable(&name)?;
+    let target = walk(target, aliases)?;
+    aliases.push((name.clone(), None));
+    let key = walk(key, aliases);
+    aliases.pop();
+    let one = node(Expr::List(ListExpr::new(vec![key?])));
+    let keys = node(Expr::Comprehension(Box::new(ComprehensionExpr {
+        iter_range: ident(SORTED),
+        iter_var: name,
+        iter_var2: None,
+        accu_var: RESULT.to_owned(),
+        accu_init: empty_list(),
+        loop_cond: bool_literal(true),
+        loop_step: node(call(operators::ADD, vec![ident(RESULT), one])),
+        result: ident(RESULT),
+    })));
+    Ok(bound(SORTED, target, node(call(SORT_BY, vec![ident(SORTED), keys]))))
+}
+
+/// Rewrites macros with two variables as macros with one variable over pairs.
+fn two_variables(target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) -> Result<IdedExpr, String> {
+    let CallExpr { func_name, args, .. } = expr;
+    let mut args = args.into_iter();
+    let mut next = || args.next().ok_or_else(|| "wrong number of arguments".to_owned());
+    let (first, second, third) = (next()?, next()?, next()?);
+    let (filter, step) = match args.next() {
+        Some(step) => (Some(third), step),
+        None => (None, third),
+    };
+    let (first, second) = (variable(&first)?, variable(&second)?);
+    let range = node(call(ENTRIES, vec![walk(target, aliases)?]));
+    let mut scoped = |body: IdedExpr| -> Result<IdedExpr, String> {
+        let depth = aliases.len();
+        aliases.push((first.clone(), None));
+        aliases.push((second.clone(), None));
+        let body = walk(body, aliases);
+        aliases.truncate(depth);
+        let at = |position| node(call(operators::INDEX, vec![ident("@pair"), int_literal(position)]));
+        Ok(bound(&first, at(0), bound(&second, at(1), body?)))
+    };
+    let filter = filter.map(&mut scoped).transpose()?;
+    let result = || ident(RESULT);
+    let append = |value: IdedExpr| {
+        let one = node(Expr::List(ListExpr::new(vec![value])));
+        let added = node(call(operators::ADD, vec![result(), one]));
+        match filter.clone() {
+            Some(filter) => node(call(operators::CONDITIONAL, vec![filter, added, result()])),
+            None => added,
+        }
+    };
+    let (init, step, wrap): (_, _, Option<&str>) = match func_name.as_str() {
+        "all" => {
+            let step = node(call(operators::LOGICAL_AND, vec![result(), scoped(step)?]));
+            (bool_literal(true), step, None)
+        }
+        "exists" => {
+            let step = node(call(operators::LOGICAL_OR, vec![result(), scoped(step)?]));
+            (bool_literal(false), step, None)
+        }
+        "existsOne" | "exists_one" => {
+            let more = node(call(operators::ADD, vec![result(), int_literal(1)]));
+            let step = node(call(operators::CONDITIONAL, vec![scoped(step)?, more, result()]));
+            (int_literal(0), step, None)
+        }
+        "transformMap" => {
+            let step = scoped(node(Expr::List(ListExpr::new(vec![ident(&first), step]))))?;
+            (empty_list(), append(step), Some(FROM_ENTRIES))
+        }
+        "transformMapEntry" => (empty_list(), append(scoped(step)?), Some(MERGE)),
+        _ => (empty_list(), append(scoped(step)?), None),
+    };
+    let outcome = match (func_name.as_str(), wrap) {
+        ("existsOne" | "exists_one", _) => node(call(operators::EQUALS, vec![result(), int_literal(1)])),
+        (_, Some(wrap)) => node(call(wrap, vec![result()])),
+        _ => result(),
+    };
+    Ok(node(Expr::Comprehension(Box::new(ComprehensionExpr {
+        iter_range: range,
+        iter_var: "@pair".to_owned(),
+        iter_var2: None,
+        accu_var: RESULT.to_owned(),
+        accu_init: init,
+        loop_cond: bool_literal(true),
+        loop_step: step,
+        result: outcome,
+    }))))
+}
+
+pub(super) fn empty_list() -> IdedExpr {
+    node(Expr::List(ListExpr::new(Vec::new())))
+}
+
+fn is_optional(expression: &IdedExpr) -> bool {
+    match &expression.expr {
+        Expr::Call(call) => {
+            call.func_name == operators::OPT_INDEX
+                || call
+                    .target
+                    .as_ref()
+                    .is_some_and(|target| matches!(&target.expr, Expr::Ident(name) if name == "optional"))
+        }
+        _ => false,
+    }
+}
+
+/// Returns the operator and the operands of a call without a target.
+pub(super) fn operation(expression: &IdedExpr) -> Option<(&str, &[IdedExpr])> {
+    match &expression.expr {
+        Expr::Call(call) if call.target.is_none() => Some((call.func_name.as_str(), call.args.as_slice())),
+        _ => None,
+    }
+}
+
+pub(super) fn literal_text(expression: &IdedExpr) -> Option<&str> {
+    match &expression.expr {
+        Expr::Literal(LiteralValue::String(text)) => Some(text.inner()),
+        _ => None,
+    }
+}
+
+pub(super) fn is_device(expression: &IdedExpr) -> bool {
+    matches!(&expression.expr, Expr::Ident(name) if name == "device")
+}
+
+/// Returns the field of `device` that a rewritten expression names.
+pub(super) fn device_field(expression: &IdedExpr) -> Option<&str> {
+    match operation(expression)? {
+        (operators::INDEX, [operand, field]) if is_device(operand) => literal_text(field),
+        _ => None,
+    }
+}
+
+fn is_domains(expression: &IdedExpr) -> bool {
+    matches!(device_field(expression), Some("attributes" | "capacity"))
+}
+
+/// Returns the field and the domain of `device.attributes["gpu.example.com"]`.
+pub(super) fn device_domain(expression: &IdedExpr) -> Option<(&str, &str)> {
+    match operation(expression)? {
+        (DOMAIN, [domains, name]) => Some((device_field(domains)?, literal_text(name)?)),
+        _ => None,
+    }
+}
+
+fn is_part_of_device(expression: &IdedExpr) -> bool {
+    is_device(expression) || device_field(expression).is_some() || device_domain(expression).is_some()
+}
+
+/// Returns every direct part of an expression.
+pub(super) fn children(expression: &IdedExpr) -> Vec<&IdedExpr> {
+    match &expression.expr {
+        Expr::Call(call) => call.target.as_deref().into_iter().chain(&call.args).collect(),
+        Expr::Select(select) => vec![&select.operand],
+        Expr::List(list) => list.elements.iter().collect(),
+        Expr::Map(map) => map
+            .entries
+            .iter()
+            .flat_map(|entry| match &entry.expr {
+                EntryExpr::MapEntry(pair) => vec![&pair.key, &pair.value],
+                EntryExpr::StructField(field) => vec![&field.value],
+            })
+            .collect(),
+        Expr::Comprehension(inner) => {
+            vec![&inner.iter_range, &inner.accu_init, &inner.loop_cond, &inner.loop_step, &inner.result]
+        }
+        Expr::Struct(_) | Expr::Ident(_) | Expr::Literal(_) | Expr::Unspecified => Vec::new(),
+    }
+}
+
+pub(super) fn reads(expression: &IdedExpr) -> Reads {
+    let mut names = BTreeSet::new();
+    let mut shape = false;
+    if collect(expression, &mut names, &mut shape) {
+        Reads::Names { names, shape }
+    } else {
+        Reads::Everything
+    }
+}
+
+/// Collects what an expression reads; returns false if it reads attributes whose names cannot be told.
+fn collect(expression: &IdedExpr, names: &mut BTreeSet<String>, shape: &mut bool) -> bool {
+    let mut field_of = |operand: &IdedExpr, field: &str| match device_domain(operand) {
+        Some(("attributes", domain)) => {
+            names.insert(format!("{domain}/{field}"));
+        }
+        _ => *shape = true,
+    };
+    match operation(expression) {
+        Some((operators::INDEX | operators::OPT_INDEX, [operand, field]))
+            if device_domain(operand).is_some() && literal_text(field).is_some() =>
+        {
+            field_of(operand, literal_text(field).unwrap_or_default());
+            return true;
+        }
+        _ => {}
+    }
+    if let Expr::Select(select) = &expression.expr
+        && device_domain(&select.operand).is_some()
+    {
+        field_of(&select.operand, &select.field);
+        return true;
+    }
+    match device_field(expression) {
+        Some("attributes") => return false,
+        // The driver is the same for all devices of this driver.
+        Some("driver") => return true,
+        // The capacities and whether the device is shareable belong to its shape.
+        Some(_) => {
+            *shape = true;
+            return true;
+        }
+        None if is_device(expression) => return false,
+        None => {}
+    }
+    children(expression).into_iter().all(|child| collect(child, names, shape))
+}

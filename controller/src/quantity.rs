@@ -1,3 +1,0 @@
-//! Quantities: the model's, under the name that this crate uses.
-
-pub use aliquot_model::Quantity;
