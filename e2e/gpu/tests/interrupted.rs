@@ -59,7 +59,14 @@ fn all_groups() -> BTreeSet<String> {
     found
 }
 
+/// On a busy machine a run may be over before this test saw the line that it waited for: then it is started again.
 fn nothing_is_left_after(moment: &str, whom: Whom, signal: Signal) {
+    let in_time = (0..5).any(|_| was_in_time(moment, whom, signal));
+    assert!(in_time, "{signal} to the {whom:?} at {moment:?}: five runs were over before the signal");
+}
+
+/// Returns false if the run was complete before the signal reached it.
+fn was_in_time(moment: &str, whom: Whom, signal: Signal) -> bool {
     let folder = tempfile::tempdir().unwrap();
     let node = node(folder.path(), NodeSpec::new(["H100-80"]));
     let (groups, what) = (all_groups(), format!("{signal} to the {whom:?} at {moment:?}"));
@@ -71,7 +78,7 @@ fn nothing_is_left_after(moment: &str, whom: Whom, signal: Signal) {
         // This machine lets us start no containers, or the board has nothing of it.
         println!("SKIPPED: {what}: the run did not get there");
         guard.wait().unwrap();
-        return;
+        return true;
     }
     let run = || {
         let children = std::fs::read_dir("/proc").unwrap().flatten();
@@ -81,20 +88,19 @@ fn nothing_is_left_after(moment: &str, whom: Whom, signal: Signal) {
             let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1));
             parent == Some(pid.to_string().as_str())
         });
-        Pid::from_raw(of_guard.next().unwrap())
+        of_guard.next().map(Pid::from_raw)
     };
-    kill(
-        match whom {
-            Whom::Guard => pid,
-            Whom::Run => run(),
-        },
-        signal,
-    )
-    .unwrap();
+    let receiver = match whom {
+        Whom::Guard => Some(pid),
+        Whom::Run => run(),
+    };
+    // A guard is there until it is waited for; its run may have been.
+    if let Some(receiver) = receiver {
+        kill(receiver, signal).unwrap();
+    }
     // What is said from now on is not wanted, but has to have room.
     lines.by_ref().for_each(drop);
     let status = guard.wait().unwrap();
-    assert!(!status.success(), "{what}");
     let started = Instant::now();
     let left = || {
         let files: Vec<_> = std::fs::read_dir(folder.path().join("tmp")).unwrap().flatten().collect();
@@ -114,7 +120,9 @@ fn nothing_is_left_after(moment: &str, whom: Whom, signal: Signal) {
     assert_eq!(left(), nothing, "{what}");
     let report: serde_json::Value =
         serde_json::from_slice(&std::fs::read(common::results(folder.path())).unwrap()).unwrap();
-    assert_eq!(report["complete"], false, "{what}");
+    let complete = report["complete"].as_bool().unwrap();
+    assert!(complete || !status.success(), "{what}: success of a run that is not complete");
+    !complete
 }
 
 #[test]
