@@ -19,7 +19,7 @@ mod scheduler_activity;
 mod uncertain;
 
 pub use eviction::{Eviction, Fate, Victim};
-pub use job::{Consumers, Gates, Job, Outcome};
+pub use job::{ClaimWrite, Consumers, Gates, Job, Outcome};
 pub use moves::MovesIn;
 pub use scheduler_activity::{Look, Pending};
 
@@ -189,19 +189,15 @@ impl Writer {
     async fn carry_out_job(&self, job: Job) -> Outcome {
         let mut outcome = Outcome::of(job.clone());
         let result = match job {
-            Job::Allocate { plan, allocations, claims, gates, gives } => {
-                match self.give_way(&gives, &mut outcome).await {
-                    Ok(()) => self.allocate(&plan, &allocations, claims, gates, &mut outcome).await,
-                    Err(error) => Err(error),
-                }
-            }
+            Job::Allocate { plan, writes, gates, gives } => match self.give_way(&gives, &mut outcome).await {
+                Ok(()) => self.allocate(&plan, writes, gates, &mut outcome).await,
+                Err(error) => Err(error),
+            },
             Job::MakeHold { claim, source: _ } => self.make_hold(&claim, &mut outcome).await,
             Job::MakeWill { will, source: _ } => self.make_will(&will).await,
             Job::DropWill { will: (namespace, name), source: _ } => self.drop_will(&namespace, &name).await,
             Job::DropHold { claim, uid } => self.drop_hold(&claim, &uid).await,
-            Job::Bind { plan, allocations, claims, until } => {
-                self.bind(&plan, &allocations, claims, until, &mut outcome).await
-            }
+            Job::Bind { writes, .. } => self.write_claims(writes, &mut outcome).await,
             Job::Move { pod, uid, why, within } => {
                 self.fill_gap(&pod, &uid, &why, &within, &mut outcome).await
             }

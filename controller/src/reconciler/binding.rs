@@ -5,7 +5,7 @@ use super::decision_timeouts::Known;
 use super::holds::clock;
 use super::{Effect, Reconciler, reasons};
 use crate::writer::{Job, WriteError};
-use aliquot_allocator::hold::{self, Step};
+use aliquot_allocator::hold::{self, Hold, Step};
 use aliquot_allocator::schedule::{Decision, Plan};
 use aliquot_allocator::snapshot::{Change, Claim, ObjectKey, Pod};
 use k8s_openapi::jiff::Timestamp;
@@ -104,10 +104,14 @@ impl Reconciler {
     }
 
     pub(super) fn write_binding(&mut self, claim: &Claim, plan: Box<Plan>, until: i64, wall: Timestamp) {
-        let Assumed { allocations, claims, .. } = self.assume(&plan, wall);
+        let Assumed { mut writes, .. } = self.assume(&plan, wall);
+        // In place of a pod, the driver's own entry among its consumers keeps the claim.
+        for write in &mut writes {
+            write.user = hold::consumer(Hold::Until(until), &plan.pod_uid);
+        }
         tracing::info!(claim = %claim.key, node = %plan.node, score = ?plan.score, "binding before any pod");
         self.holds.writing.insert(claim.uid.clone());
-        self.effects.push(Effect::Do(Job::Bind { plan, allocations, claims, until }));
+        self.effects.push(Effect::Do(Job::Bind { plan, writes, until }));
     }
 
     /// Takes in the result of a binding.

@@ -3,11 +3,10 @@
 use super::gangs::Turn;
 use super::no_fit_memory::Verdict;
 use super::{Effect, GivesWay, InFlight, Reconciler, Regarding, Report, reasons};
-use crate::writer::{Consumers, Eviction, Fate, Gates, Job};
+use crate::writer::{ClaimWrite, Consumers, Eviction, Fate, Gates, Job};
 use aliquot_allocator::queue::account::For;
 use aliquot_allocator::schedule::{self, Decision, LeftOut, Reservation, Situation, Wait};
 use aliquot_allocator::snapshot::{ObjectKey, Pod};
-use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use k8s_openapi::jiff::Timestamp;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -18,10 +17,8 @@ const MOMENT: i64 = 5;
 /// A plan that counts as written.
 pub(super) struct Assumed {
     pub(super) in_flight: InFlight,
-    /// The allocations of the plan's drafts, with time and share ids, in the order of the drafts.
-    pub(super) allocations: Vec<AllocationResult>,
-    /// The claims as they were seen, in the same order.
-    pub(super) claims: Vec<ResourceClaim>,
+    /// A write for each of the plan's drafts.
+    pub(super) writes: Vec<ClaimWrite>,
 }
 
 impl Reconciler {
@@ -289,11 +286,11 @@ impl Reconciler {
         gives: Vec<GivesWay>,
         wall: Timestamp,
     ) {
-        let Assumed { in_flight, allocations, claims } = self.assume(&plan, wall);
+        let Assumed { in_flight, writes } = self.assume(&plan, wall);
         tracing::info!(
             pod = %pod.key,
             node = %plan.node,
-            claims = claims.len(),
+            claims = writes.len(),
             score = ?plan.score,
             "allocating"
         );
@@ -301,25 +298,29 @@ impl Reconciler {
         self.queue.remove(&pod.key);
         self.in_flight.insert(pod.key.clone(), in_flight);
         let gates = gates_of(pod);
-        self.effects.push(Effect::Do(Job::Allocate { plan, allocations, claims, gates, gives }));
+        self.effects.push(Effect::Do(Job::Allocate { plan, writes, gates, gives }));
     }
 
     /// Counts a plan as written, before the API shows it.
     pub(super) fn assume(&mut self, plan: &schedule::Plan, wall: Timestamp) -> Assumed {
         let mut in_flight = InFlight { pools: HashSet::new(), claims: Vec::new() };
-        let mut allocations = Vec::new();
-        let mut claims = Vec::new();
+        let mut writes = Vec::new();
         for draft in &plan.drafts {
             let allocation = draft.finish(wall, || uuid::Uuid::new_v4().to_string());
             let mut assumed = self.index.read_allocation(&draft.uid, None, &allocation);
             assumed.by_us = true;
             in_flight.pools.extend(assumed.pools());
             in_flight.claims.push((draft.claim.clone(), draft.uid.clone()));
-            claims.extend(self.index.claim(&draft.claim).map(aliquot_allocator::snapshot::Claim::stub));
+            writes.push(ClaimWrite {
+                claim: draft.claim.clone(),
+                uid: draft.uid.clone(),
+                allocation,
+                user: draft.user.clone(),
+                seen: self.index.claim(&draft.claim).map(aliquot_allocator::snapshot::Claim::stub),
+            });
             self.index.assume(&draft.claim, assumed);
-            allocations.push(allocation);
         }
-        Assumed { in_flight, allocations, claims }
+        Assumed { in_flight, writes }
     }
 
     /// Counts evictions; returns why the last one was not certainly carried out, `None` if all were.

@@ -281,18 +281,12 @@ impl Reconciler {
     }
 
     fn write_member(&mut self, pod: &Pod, plan: Box<Plan>, assumed: Assumed) {
-        let Assumed { in_flight, allocations, claims } = assumed;
+        let Assumed { in_flight, writes } = assumed;
         self.arrived(pod);
         self.queue.remove(&pod.key);
         self.in_flight.insert(pod.key.clone(), in_flight);
         // The gate stays set until the whole gang has its devices.
-        self.effects.push(Effect::Do(Job::Allocate {
-            plan,
-            allocations,
-            claims,
-            gates: None,
-            gives: Vec::new(),
-        }));
+        self.effects.push(Effect::Do(Job::Allocate { plan, writes, gates: None, gives: Vec::new() }));
     }
 
     fn lift_member(&mut self, pod: &Pod, now: Instant) {

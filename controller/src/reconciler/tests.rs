@@ -192,17 +192,17 @@ impl World {
     /// Does a job for one claim as if the API had taken it.
     fn succeed(&mut self, name: &str, requests: &[Value]) {
         let job = self.take_job();
-        let Job::Allocate { allocations, .. } = &job else { panic!("expected an allocation, got {job:?}") };
-        let claim = self.written(name, requests, &allocations[0].clone(), name);
+        let Job::Allocate { writes, .. } = &job else { panic!("expected an allocation, got {job:?}") };
+        let claim = self.written(name, requests, &writes[0].allocation.clone(), name);
         self.done(job, vec![claim], None);
     }
 }
 
 fn devices(job: &Job) -> Vec<String> {
-    let Job::Allocate { allocations, .. } = job else { panic!("expected an allocation, got {job:?}") };
-    allocations
+    let Job::Allocate { writes, .. } = job else { panic!("expected an allocation, got {job:?}") };
+    writes
         .iter()
-        .flat_map(|allocation| allocation.devices.clone().and_then(|d| d.results).unwrap_or_default())
+        .flat_map(|write| write.allocation.devices.clone().and_then(|d| d.results).unwrap_or_default())
         .map(|result| result.device)
         .collect()
 }
@@ -287,8 +287,8 @@ fn the_answer_to_a_write_does_not_bring_a_deleted_claim_back() {
     let mut world = World::new(&[("n1", 1)]);
     world.one("a", &gpu());
     let job = world.take_job();
-    let Job::Allocate { allocations, .. } = &job else { panic!("an allocation") };
-    let late = world.written("a", &gpu(), &allocations[0].clone(), "a");
+    let Job::Allocate { writes, .. } = &job else { panic!("an allocation") };
+    let late = world.written("a", &gpu(), &writes[0].allocation.clone(), "a");
     world.handle(Input::Claim(Seen::Delete(Box::new(late.clone()))));
     world.done(job, vec![late], None);
     world.jobs.clear();
@@ -306,8 +306,8 @@ fn a_hand_over_is_answered_when_the_last_write_of_its_pool_has_returned() {
     }
     world.later(1);
     assert!(world.take_jobs().is_empty());
-    let Job::Allocate { allocations, .. } = &job else { panic!("an allocation") };
-    let claim = world.written("a", &gpu(), &allocations[0].clone(), "a");
+    let Job::Allocate { writes, .. } = &job else { panic!("an allocation") };
+    let claim = world.written("a", &gpu(), &writes[0].allocation.clone(), "a");
     world.done(job, vec![claim], None);
     let jobs = world.take_jobs();
     assert!(
@@ -329,8 +329,8 @@ fn a_claim_without_consumers_is_taken_back_after_its_time_and_not_before() {
     let mut world = World::new(&[("n1", 1)]);
     world.one("a", &gpu());
     let job = world.take_job();
-    let Job::Allocate { allocations, .. } = &job else { panic!("an allocation") };
-    let mut claim = world.written("a", &gpu(), &allocations[0].clone(), "a");
+    let Job::Allocate { writes, .. } = &job else { panic!("an allocation") };
+    let mut claim = world.written("a", &gpu(), &writes[0].allocation.clone(), "a");
     world.done(job, vec![claim.clone()], None);
     world.jobs.clear();
     claim.status.as_mut().expect("a status").reserved_for = None;
@@ -351,8 +351,8 @@ fn what_is_ours_to_give_is_taken_back_also_without_its_annotation() {
     let mut world = World::new(&[("n1", 1)]);
     world.one("a", &gpu());
     let job = world.take_job();
-    let Job::Allocate { allocations, .. } = &job else { panic!("an allocation") };
-    let mut claim = world.written("a", &gpu(), &allocations[0].clone(), "a");
+    let Job::Allocate { writes, .. } = &job else { panic!("an allocation") };
+    let mut claim = world.written("a", &gpu(), &writes[0].allocation.clone(), "a");
     world.done(job, vec![claim.clone()], None);
     world.jobs.clear();
     claim.metadata.annotations = None;
@@ -373,8 +373,8 @@ fn a_controller_that_comes_later_takes_back_what_lost_its_annotation() {
     let mut first = World::new(&[("n1", 1)]);
     first.one("a", &gpu());
     let job = first.take_job();
-    let Job::Allocate { allocations, .. } = &job else { panic!("an allocation") };
-    let status = json!({"allocation": allocations[0]});
+    let Job::Allocate { writes, .. } = &job else { panic!("an allocation") };
+    let status = json!({"allocation": writes[0].allocation});
     let claim = first.claim_with("a", &gpu(), status, json!({}));
     // It sees the claim before it knows whose devices these are.
     let settings = Settings { idle: Duration::from_secs(30), ..Settings::default() };
@@ -407,9 +407,9 @@ fn a_node_that_is_given_back_again_and_again_is_left_out() {
         world.now += Duration::from_secs(1);
         world.work();
         let job = world.take_job();
-        let Job::Allocate { plan, allocations, .. } = &job else { panic!("an allocation") };
+        let Job::Allocate { plan, writes, .. } = &job else { panic!("an allocation") };
         nodes.push(plan.node.to_string());
-        let claim = world.written("a", &requests, &allocations[0].clone(), "a");
+        let claim = world.written("a", &requests, &writes[0].allocation.clone(), "a");
         world.done(job, vec![claim], None);
         // kube-scheduler takes it back.
         let back = world.claim_with("a", &requests, json!({}), json!({}));
@@ -454,9 +454,9 @@ fn devices_of_a_pod_that_kube_scheduler_cannot_bind_are_taken_back_and_given_els
     for _ in 0..3 {
         world.work();
         let job = world.take_job();
-        let Job::Allocate { plan, allocations, .. } = &job else { panic!("an allocation: {job:?}") };
+        let Job::Allocate { plan, writes, .. } = &job else { panic!("an allocation: {job:?}") };
         nodes.push(plan.node.to_string());
-        let claim = world.written("a", &gpu(), &allocations[0].clone(), "a");
+        let claim = world.written("a", &gpu(), &writes[0].allocation.clone(), "a");
         world.done(job, vec![claim], None);
         world.later(60);
         assert!(world.take_jobs().is_empty(), "an error is no verdict");
@@ -524,8 +524,8 @@ fn an_allocation_is_ours_also_where_the_server_drops_its_timestamp() {
     let mut world = World::new(&[("n1", 2)]);
     world.one("a", &gpu());
     let job = world.take_job();
-    let Job::Allocate { allocations, .. } = &job else { panic!("expected an allocation, got {job:?}") };
-    let allocation = allocations[0].clone();
+    let Job::Allocate { writes, .. } = &job else { panic!("expected an allocation, got {job:?}") };
+    let allocation = writes[0].allocation.clone();
     let mut claim = world.written("a", &gpu(), &allocation, "a");
     let stored = claim.status.as_mut().and_then(|status| status.allocation.as_mut()).unwrap();
     assert!(stored.allocation_timestamp.take().is_some());

@@ -2,9 +2,9 @@
 
 use super::answer::Doubt;
 use super::uncertain::Doubts;
-use super::{Consumers, Gates, Outcome, Verdict, WriteError, Writer, params};
+use super::{ClaimWrite, Consumers, Gates, Outcome, Verdict, WriteError, Writer, params};
 use aliquot_allocator::hold::{self, Hold, is_hold};
-use aliquot_allocator::schedule::{Draft, Plan};
+use aliquot_allocator::schedule::Plan;
 use aliquot_allocator::snapshot::{FINGERPRINT, ObjectKey, fingerprint_of};
 use aliquot_api::{Lean, lean};
 use aliquot_model::names::CLAIM_FINALIZER;
@@ -78,51 +78,32 @@ impl Writer {
     pub(super) async fn allocate(
         &self,
         plan: &Plan,
-        allocations: &[AllocationResult],
-        claims: Vec<ResourceClaim>,
+        writes: Vec<ClaimWrite>,
         gates: Option<Gates>,
         outcome: &mut Outcome,
     ) -> Result<(), WriteError> {
-        self.write_drafts(plan, allocations, claims, |draft| draft.user.clone(), outcome).await?;
+        self.write_claims(writes, outcome).await?;
         self.settle(&plan.pod, &plan.pod_uid, &plan.reserve, gates, outcome).await
     }
 
-    /// Allocates a claim without a pod; the driver's own entry among its consumers keeps it until `until`, in
-    /// seconds since the epoch.
-    pub(super) async fn bind(
-        &self,
-        plan: &Plan,
-        allocations: &[AllocationResult],
-        claims: Vec<ResourceClaim>,
-        until: i64,
-        outcome: &mut Outcome,
-    ) -> Result<(), WriteError> {
-        let keep = |_: &Draft| hold::consumer(Hold::Until(until), &plan.pod_uid);
-        self.write_drafts(plan, allocations, claims, keep, outcome).await
-    }
-
     /// Writes all claims of a plan concurrently; returns the first error.
-    async fn write_drafts(
+    pub(super) async fn write_claims(
         &self,
-        plan: &Plan,
-        allocations: &[AllocationResult],
-        claims: Vec<ResourceClaim>,
-        user: impl Fn(&Draft) -> ResourceClaimConsumerReference,
+        writes: Vec<ClaimWrite>,
         outcome: &mut Outcome,
     ) -> Result<(), WriteError> {
-        let drafts = plan.drafts.iter().zip(allocations).zip(claims);
-        let users: Vec<_> = plan.drafts.iter().map(|draft| [user(draft)]).collect();
-        let writes = drafts.zip(&users).map(|(((draft, allocation), claim), users)| async move {
-            let result = self.allocate_one(&draft.claim, &draft.uid, Some(claim), allocation, users).await;
-            (draft, result)
+        let writes = writes.into_iter().map(|write| async move {
+            let ClaimWrite { claim, uid, allocation, user, seen } = write;
+            let result = self.allocate_one(&claim, &uid, seen, &allocation, &[user]).await;
+            (claim, uid, result)
         });
         let mut first_error = None;
-        for (draft, result) in futures::future::join_all(writes).await {
+        for (key, uid, result) in futures::future::join_all(writes).await {
             match result {
                 Ok(claim) => outcome.claims.push(*claim),
                 Err(error) => {
                     if matches!(error, WriteError::Gone(_)) {
-                        outcome.gone.push((draft.claim.clone(), draft.uid.clone()));
+                        outcome.gone.push((key, uid));
                     }
                     first_error = first_error.or(Some(error));
                 }

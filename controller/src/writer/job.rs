@@ -14,6 +14,21 @@ use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceCl
 use kube::api::DynamicObject;
 use std::sync::Arc;
 
+/// An allocation to be written to a claim, with a consumer.
+#[derive(Debug, Clone)]
+pub struct ClaimWrite {
+    /// The claim.
+    pub claim: ObjectKey,
+    /// UID of the claim.
+    pub uid: Uid,
+    /// The allocation, with time and share ids.
+    pub allocation: AllocationResult,
+    /// The consumer that is written with it.
+    pub user: ResourceClaimConsumerReference,
+    /// The claim as it was seen; `None` if it has to be read first.
+    pub seen: Option<ResourceClaim>,
+}
+
 /// A write to be done.
 #[derive(Debug, Clone)]
 pub enum Job {
@@ -21,10 +36,8 @@ pub enum Job {
     Allocate {
         /// The decision.
         plan: Box<Plan>,
-        /// The allocations of the plan's drafts, with time and share ids, in the order of the drafts.
-        allocations: Vec<AllocationResult>,
-        /// The claims as they were seen, in the same order.
-        claims: Vec<ResourceClaim>,
+        /// A write for each of the plan's drafts.
+        writes: Vec<ClaimWrite>,
         /// The pod's gates, if this driver's gate is among them.
         gates: Option<Gates>,
         /// Hold claims that are deallocated first.
@@ -62,10 +75,8 @@ pub enum Job {
     Bind {
         /// The decision, with the claim in place of a pod.
         plan: Box<Plan>,
-        /// The allocation of the plan's draft, with time and share ids.
-        allocations: Vec<AllocationResult>,
-        /// The claim as it was seen.
-        claims: Vec<ResourceClaim>,
+        /// The write of the plan's draft.
+        writes: Vec<ClaimWrite>,
         /// The time until which the claim is kept, in seconds since the epoch.
         until: i64,
     },

@@ -18,11 +18,12 @@ impl World {
         self.pod(name, &[name], |_| {});
         self.work();
         let job = self.take_job();
-        let Job::Allocate { allocations, plan, .. } = &job else { panic!("an allocation: {job:?}") };
-        let devices = allocations.first().and_then(|a| a.devices.clone()).and_then(|d| d.results);
+        let Job::Allocate { writes, plan, .. } = &job else { panic!("an allocation: {job:?}") };
+        let devices =
+            writes.first().and_then(|write| write.allocation.devices.clone()).and_then(|d| d.results);
         let device = devices.and_then(|results| results.into_iter().next()).expect("a device").device;
         let node = plan.node.to_string();
-        let claim = self.written(name, &[partition("r", profile)], &allocations[0].clone(), name);
+        let claim = self.written(name, &[partition("r", profile)], &writes[0].allocation.clone(), name);
         self.done(job, vec![claim], None);
         self.pod(name, &[name], |pod| {
             let spec = pod.spec.as_mut().expect("a spec");

@@ -97,12 +97,12 @@ impl Scene {
     /// The API does a job; its answer.
     fn apply(&mut self, job: Job) -> Outcome {
         match &job {
-            Job::Allocate { plan, allocations, gates, .. } => {
+            Job::Allocate { plan, writes, gates, .. } => {
                 let name = plan.pod.name.to_string();
                 let in_gang = self.pods[&name].labels.contains_key(GANG);
                 let begun = self.pods[&name].labels.get(GANG).is_some_and(|gang| self.begun.contains(gang));
                 assert!(gates.is_none() || !in_gang || begun, "the gate of {name} would go with its claim");
-                self.pods.get_mut(&name).expect("a pod").allocation = Some(allocations[0].clone());
+                self.pods.get_mut(&name).expect("a pod").allocation = Some(writes[0].allocation.clone());
                 if gates.is_some() {
                     self.pods.get_mut(&name).expect("a pod").gated = false;
                 }

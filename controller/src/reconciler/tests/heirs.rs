@@ -52,8 +52,8 @@ fn robbed() -> World {
     world.pod("a", &["a"], made);
     world.work();
     let job = world.take_job();
-    let Job::Allocate { allocations, .. } = &job else { panic!("an allocation") };
-    let claim = of_template(world.written("a", &gpu(), &allocations[0].clone(), "a"));
+    let Job::Allocate { writes, .. } = &job else { panic!("an allocation") };
+    let claim = of_template(world.written("a", &gpu(), &writes[0].allocation.clone(), "a"));
     world.done(job, vec![claim], None);
     world.pod("a", &["a"], bound);
     world.work();
@@ -258,8 +258,8 @@ fn a_hold_claim_whose_devices_stay_held_is_given_up_after_a_while() {
 fn what_a_hold_claim_has_stays_when_its_node_says_that_it_is_held() {
     let (mut world, mut claim) = survived();
     let jobs = keep(&mut world);
-    let [job @ Job::Bind { allocations, .. }] = jobs.as_slice() else { panic!("a binding, not {jobs:?}") };
-    let allocation = allocations.first().expect("one").clone();
+    let [job @ Job::Bind { writes, .. }] = jobs.as_slice() else { panic!("a binding, not {jobs:?}") };
+    let allocation = writes.first().expect("one").allocation.clone();
     let seconds = allocation.allocation_timestamp.as_ref().map_or(0, |time| time.0.as_second());
     let results = allocation.devices.clone().and_then(|devices| devices.results).unwrap_or_default();
     let mark = aliquot_allocator::snapshot::fingerprint("uid-hold", seconds, &results);
@@ -286,8 +286,8 @@ pub(super) fn left_behind(profile: &str) -> World {
     world.pod("a", &["a"], made);
     world.work();
     let job = world.take_job();
-    let Job::Allocate { allocations, .. } = &job else { panic!("an allocation") };
-    let claim = of_template(world.written("a", &requests, &allocations[0].clone(), "a"));
+    let Job::Allocate { writes, .. } = &job else { panic!("an allocation") };
+    let claim = of_template(world.written("a", &requests, &writes[0].allocation.clone(), "a"));
     world.done(job, vec![claim], None);
     world.pod("a", &["a"], bound);
     world.work();

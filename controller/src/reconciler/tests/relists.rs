@@ -8,8 +8,8 @@ fn full() -> (World, ResourceClaim, ResourceClaim) {
     let mut world = World::new(&[("n1", 1)]);
     world.one("a", &gpu());
     let job = world.take_job();
-    let Job::Allocate { allocations, .. } = &job else { panic!("an allocation") };
-    let a = world.written("a", &gpu(), &allocations[0].clone(), "a");
+    let Job::Allocate { writes, .. } = &job else { panic!("an allocation") };
+    let a = world.written("a", &gpu(), &writes[0].allocation.clone(), "a");
     world.done(job, vec![a.clone()], None);
     let b = world.claim_with("b", &gpu(), json!({}), json!({}));
     world.handle(Input::Claim(Seen::Apply(Box::new(b.clone()))));

@@ -13,8 +13,9 @@ fn naming(world: &mut World, pod: &str, claim: &str, times: usize) {
 
 fn given(world: &World) -> Vec<(String, Vec<String>)> {
     let of = |job: &Job| match job {
-        Job::Allocate { plan, allocations, .. } => {
-            let results = allocations.iter().flat_map(|a| a.devices.as_ref()?.results.as_ref()).flatten();
+        Job::Allocate { plan, writes, .. } => {
+            let results =
+                writes.iter().flat_map(|write| write.allocation.devices.as_ref()?.results.as_ref()).flatten();
             Some((plan.pod.name.to_string(), results.map(|result| result.device.clone()).collect()))
         }
         _ => None,

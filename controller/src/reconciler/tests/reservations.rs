@@ -31,13 +31,13 @@ impl World {
     fn answer(&mut self) {
         while let Some(job) = self.jobs.pop() {
             match &job {
-                Job::Allocate { plan, allocations, .. } => {
+                Job::Allocate { plan, writes, .. } => {
                     let name = plan.pod.name.to_string();
                     let known = self.core.index().claim(&plan.pod).expect("a claim").clone();
                     let requests = known.spec.devices.clone().and_then(|d| d.requests).expect("requests");
                     let requests: Vec<Value> =
                         requests.iter().map(|r| serde_json::to_value(r).expect("JSON")).collect();
-                    let claim = self.written(&name, &requests, &allocations[0].clone(), &name);
+                    let claim = self.written(&name, &requests, &writes[0].allocation.clone(), &name);
                     let node = plan.node.to_string();
                     self.done(job, vec![claim], None);
                     self.pod(&name, &[&name], |pod| {
