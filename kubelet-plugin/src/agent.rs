@@ -2,11 +2,15 @@
 //! node's lock, and hands it to [`crate::prepare`] on a blocking thread. Then it reports the result in
 //! metrics, events and the claim's status.
 
+mod call_error;
+
+pub use call_error::CallError;
+
 use crate::claim::{self, ClaimRef, Request};
 use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::notice;
-use crate::prepare::{Node, PrepareError, Prepared};
+use crate::prepare::{Node, Prepared};
 use crate::reasons;
 use crate::retained;
 use crate::status::StatusWriter;
@@ -19,6 +23,7 @@ use kube::{Api, Client};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
+use tokio::task::JoinError;
 use tracing::Instrument;
 
 /// The longest wait for one answer of the API server within a kubelet call of 45 s.
@@ -65,8 +70,8 @@ impl Agent {
     /// Prepares one claim.
     ///
     /// # Errors
-    /// Fails with the text that the user finds in the pod's events.
-    pub async fn prepare(&self, claim: ClaimRef) -> Result<Vec<Prepared>, String> {
+    /// Fails with the error that the user finds in the pod's events.
+    pub async fn prepare(&self, claim: ClaimRef) -> Result<Vec<Prepared>, CallError> {
         let span = tracing::info_span!(
             "prepare",
             claim.uid = %claim.uid,
@@ -75,7 +80,8 @@ impl Agent {
         );
         async {
             let started = Instant::now();
-            let (outcome, result) = self.try_prepare(&claim).await;
+            let result = self.try_prepare(&claim).await;
+            let outcome = result.as_ref().map_or_else(CallError::outcome, |_| "ok");
             self.metrics.observe("prepare", outcome, started.elapsed());
             match &result {
                 Ok(devices) => {
@@ -91,58 +97,49 @@ impl Agent {
         .await
     }
 
-    async fn try_prepare(&self, claim: &ClaimRef) -> (&'static str, Result<Vec<Prepared>, String>) {
+    async fn try_prepare(&self, claim: &ClaimRef) -> Result<Vec<Prepared>, CallError> {
         if !claim::is_safe_uid(&claim.uid) {
-            return ("refused", Err(format!("claim {claim} has an impossible uid")));
+            return Err(CallError::BadUid(claim.clone()));
         }
         let object = match self.look_up(claim).await {
             Lookup::Found(object) => object,
-            Lookup::Gone => return ("refused", Err(format!("claim {claim} does not exist any more"))),
+            Lookup::Gone => return Err(CallError::Gone(claim.clone())),
             Lookup::Unreachable(why) => return self.prepare_known(claim, why).await,
         };
-        let request = match claim::decode(claim, &object, &self.driver, &self.pool) {
-            Ok(request) => request,
-            Err(error) => {
-                let note = error.to_string();
-                self.events.claim_warning(claim, reasons::PREPARE_FAILED, note.clone());
-                return ("refused", Err(note));
-            }
-        };
+        let request = claim::decode(claim, &object, &self.driver, &self.pool).map_err(CallError::from);
+        let request = request.inspect_err(|error| self.warn(claim, error))?;
         let indexed = self.is_only_claim(&object).await;
         let mut prepared = self.call_prepare(&request, indexed).await;
-        if matches!(&prepared, Ok(Err(error)) if error.is_conflict())
+        if matches!(&prepared, Err(CallError::Prepare(error)) if error.is_conflict())
             && retained::end_in_the_way(&self.node, &self.client, &self.driver, &request).await
         {
             prepared = self.call_prepare(&request, indexed).await;
         }
-        match prepared {
-            Err(panic) => ("failed", Err(panic)),
-            Ok(Ok(prepared)) => {
+        match &prepared {
+            Ok(_) => {
                 self.status.prepared(&claim.uid);
                 self.say_left_out(&request).await;
-                ("ok", Ok(prepared))
             }
-            Ok(Err(error)) => {
-                let (outcome, reason) = if error.is_conflict() {
-                    ("conflict", reasons::CONFLICT)
-                } else {
-                    ("failed", reasons::PREPARE_FAILED)
-                };
-                let note = error.to_string();
-                self.events.claim_warning(claim, reason, note.clone());
-                self.status.failed(&request, reason, &note);
-                (outcome, Err(note))
+            Err(error) => {
+                self.warn(claim, error);
+                if let Some(reason) = error.reason() {
+                    self.status.failed(&request, reason, &error.to_string());
+                }
             }
+        }
+        prepared
+    }
+
+    /// Records an event for an error that the claim's users can do something about.
+    fn warn(&self, claim: &ClaimRef, error: &CallError) {
+        if let Some(reason) = error.reason() {
+            self.events.claim_warning(claim, reason, error.to_string());
         }
     }
 
-    async fn call_prepare(
-        &self,
-        request: &Request,
-        indexed: bool,
-    ) -> Result<Result<Vec<Prepared>, PrepareError>, String> {
+    async fn call_prepare(&self, request: &Request, indexed: bool) -> Result<Vec<Prepared>, CallError> {
         let (node, wanted) = (Arc::clone(&self.node), request.clone());
-        blocking(move || node.prepare(&wanted, indexed, Timestamp::now())).await
+        Ok(blocking(move || node.prepare(&wanted, indexed, Timestamp::now())).await??)
     }
 
     /// Sends an event to a claim for administration that names the GPUs it does not have because virtual
@@ -167,28 +164,22 @@ impl Agent {
     }
 
     /// Answers while the API does not: the answer that the kubelet was given before still holds.
-    async fn prepare_known(
-        &self,
-        claim: &ClaimRef,
-        why: String,
-    ) -> (&'static str, Result<Vec<Prepared>, String>) {
+    async fn prepare_known(&self, claim: &ClaimRef, why: String) -> Result<Vec<Prepared>, CallError> {
         let (node, uid) = (Arc::clone(&self.node), claim.uid.clone());
-        match blocking(move || node.prepare_known(&uid)).await {
-            Ok(Ok(Some(prepared))) => {
+        match blocking(move || node.prepare_known(&uid)).await?? {
+            Some(prepared) => {
                 tracing::warn!(error = %why, "the claim cannot be read, giving the same answer as before");
-                ("ok", Ok(prepared))
+                Ok(prepared)
             }
-            Ok(Ok(None)) => ("failed", Err(format!("cannot read claim {claim} from the API server: {why}"))),
-            Ok(Err(error)) => ("failed", Err(error.to_string())),
-            Err(panic) => ("failed", Err(panic)),
+            None => Err(CallError::Unreachable { claim: claim.clone(), why }),
         }
     }
 
     /// Releases one claim, from local state alone.
     ///
     /// # Errors
-    /// Fails with the text that appears in the kubelet's log and the pod's events.
-    pub async fn unprepare(&self, claim: ClaimRef) -> Result<(), String> {
+    /// Fails with the error that appears in the kubelet's log and the pod's events.
+    pub async fn unprepare(&self, claim: ClaimRef) -> Result<(), CallError> {
         let span = tracing::info_span!(
             "unprepare",
             claim.uid = %claim.uid,
@@ -198,27 +189,21 @@ impl Agent {
         async {
             let started = Instant::now();
             let (node, uid) = (Arc::clone(&self.node), claim.uid.clone());
-            let result = match blocking(move || node.unprepare(&uid)).await {
-                Ok(Ok(true)) => {
-                    tracing::info!(took = ?started.elapsed(), "unprepared");
-                    Ok(())
+            let result = blocking(move || node.unprepare(&uid)).await.map_err(CallError::from);
+            let result = result.and_then(|done| done.map_err(CallError::from));
+            match &result {
+                Ok(true) => tracing::info!(took = ?started.elapsed(), "unprepared"),
+                Ok(false) => tracing::debug!("nothing to unprepare"),
+                Err(error) => {
+                    tracing::warn!(%error, "not unprepared");
+                    self.events.claim_warning(&claim, reasons::UNPREPARE_FAILED, error.to_string());
                 }
-                Ok(Ok(false)) => {
-                    tracing::debug!("nothing to unprepare");
-                    Ok(())
-                }
-                Ok(Err(error)) => Err(error.to_string()),
-                Err(panic) => Err(panic),
-            };
-            if let Err(note) = &result {
-                tracing::warn!(error = %note, "not unprepared");
-                self.events.claim_warning(&claim, reasons::UNPREPARE_FAILED, note.clone());
             }
-            let outcome = if result.is_ok() { "ok" } else { "failed" };
+            let outcome = result.as_ref().map_or_else(CallError::outcome, |_| "ok");
             self.metrics.observe("unprepare", outcome, started.elapsed());
             self.status.forget(&claim.uid);
             self.changed.notify_one();
-            result
+            result.map(drop)
         }
         .instrument(span)
         .await
@@ -266,11 +251,9 @@ fn names_only(pod: &Pod, claim: &ResourceClaim) -> bool {
 }
 
 /// Runs blocking work. A panic in it is an error of that claim, not of the agent.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, JoinError> {
     let span = tracing::Span::current();
-    tokio::task::spawn_blocking(move || span.in_scope(work))
-        .await
-        .map_err(|error| format!("the operation ended abnormally: {error}"))
+    tokio::task::spawn_blocking(move || span.in_scope(work)).await
 }
 
 #[cfg(test)]

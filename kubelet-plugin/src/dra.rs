@@ -1,6 +1,6 @@
 //! Implements the DRA services: decode, call, encode. `v1` and `v1beta1` differ only in the share ID.
 
-use crate::agent::Agent;
+use crate::agent::{Agent, CallError};
 use crate::claim::ClaimRef;
 use crate::prepare::Prepared;
 use aliquot_proto::dra::{v1, v1beta1};
@@ -12,7 +12,7 @@ use tonic::{Request, Response, Status};
 pub struct Service(pub Agent);
 
 impl Service {
-    async fn prepare_all(&self, claims: Vec<ClaimRef>) -> HashMap<String, Result<Vec<Prepared>, String>> {
+    async fn prepare_all(&self, claims: Vec<ClaimRef>) -> HashMap<String, Result<Vec<Prepared>, CallError>> {
         let mut answers = HashMap::with_capacity(claims.len());
         // Claims are prepared one after the other: the node's lock would order them anyway. Every claim gets
         // an entry.
@@ -23,7 +23,7 @@ impl Service {
         answers
     }
 
-    async fn unprepare_all(&self, claims: Vec<ClaimRef>) -> HashMap<String, Result<(), String>> {
+    async fn unprepare_all(&self, claims: Vec<ClaimRef>) -> HashMap<String, Result<(), CallError>> {
         let mut answers = HashMap::with_capacity(claims.len());
         for claim in claims {
             let uid = claim.uid.clone();
@@ -53,9 +53,10 @@ macro_rules! serve {
                             devices: devices.into_iter().map($device).collect(),
                             error: String::new(),
                         },
-                        Err(error) => {
-                            $version::NodePrepareResourceResponse { devices: Vec::new(), error }
-                        }
+                        Err(error) => $version::NodePrepareResourceResponse {
+                            devices: Vec::new(),
+                            error: error.to_string(),
+                        },
                     };
                     (uid, answer)
                 });
@@ -73,7 +74,7 @@ macro_rules! serve {
                     uid: claim.uid,
                 });
                 let answers = self.unprepare_all(claims.collect()).await.into_iter().map(|(uid, answer)| {
-                    let error = answer.err().unwrap_or_default();
+                    let error = answer.err().map(|error| error.to_string()).unwrap_or_default();
                     (uid, $version::NodeUnprepareResourceResponse { error })
                 });
                 Ok(Response::new($version::NodeUnprepareResourcesResponse { claims: answers.collect() }))

@@ -2,10 +2,12 @@
 //! slice, and with it the pool, invalid, and the reason is kept.
 
 use super::device::Range;
+use super::slice_error::SliceError;
 use super::{Capacity, Owner, Policy, Shape, Snapshot, Sym, Taint};
 use crate::api_time::second;
 use crate::quantity::Quantity;
 use crate::selector::AttributeValue;
+use aliquot_model::quantity::QuantityError;
 use k8s_openapi::api::resource::v1::{
     CapacityRequestPolicy, Device as ApiDevice, DeviceAttribute, DeviceTaint, ResourceSlice,
 };
@@ -26,7 +28,7 @@ pub(crate) struct SliceRecord {
     pub(crate) node: Option<Arc<str>>,
     pub(crate) sets: Box<[(Sym, Amounts)]>,
     pub(crate) devices: Box<[RawDevice]>,
-    pub(crate) problem: Option<String>,
+    pub(crate) problem: Option<SliceError>,
     /// When a hand-over to the controller ends at the latest, in seconds of Unix time.
     pub(crate) hand_over_until: Option<i64>,
 }
@@ -51,14 +53,14 @@ pub(crate) fn slice(index: &mut Snapshot, slice: &ResourceSlice) -> SliceRecord 
         let name = index.names.intern(&set.name);
         match counters(index, set.counters.iter().map(|(name, counter)| (name.as_str(), &counter.value))) {
             Ok(counters) => sets.push((name, counters)),
-            Err(reason) => problem = Some(format!("counter set {}: {reason}", set.name)),
+            Err(source) => problem = Some(SliceError::CounterSet { set: set.name.clone(), source }),
         }
     }
     let mut devices = Vec::new();
     for (device, position) in spec.devices.iter().flatten().zip(0u32..) {
         match raw_device(index, device, position) {
             Ok(device) => devices.push(device),
-            Err(reason) => problem = Some(format!("device {}: {reason}", device.name)),
+            Err(source) => problem = Some(SliceError::Device { device: device.name.clone(), source }),
         }
     }
     SliceRecord {
@@ -106,7 +108,7 @@ impl Template {
     }
 }
 
-fn raw_device(index: &mut Snapshot, device: &ApiDevice, position: u32) -> Result<RawDevice, String> {
+fn raw_device(index: &mut Snapshot, device: &ApiDevice, position: u32) -> Result<RawDevice, QuantityError> {
     let name = index.names.intern(&device.name);
     if let Some(known) = like_before(index, name, device, position) {
         return Ok(known);
@@ -150,7 +152,7 @@ fn read_device(
     name: Sym,
     device: &ApiDevice,
     position: u32,
-) -> Result<RawDevice, String> {
+) -> Result<RawDevice, QuantityError> {
     let mut attributes = Vec::new();
     for (attribute, value) in device.attributes.iter().flatten() {
         let qualified = index.qualify(attribute);
@@ -201,7 +203,7 @@ fn read_device(
 fn counters<'a>(
     index: &mut Snapshot,
     counters: impl Iterator<Item = (&'a str, &'a ApiQuantity)>,
-) -> Result<Amounts, String> {
+) -> Result<Amounts, QuantityError> {
     let mut read: BTreeMap<Sym, Quantity> = BTreeMap::new();
     for (name, value) in counters {
         read.insert(index.names.intern(name), quantity(value)?);
@@ -209,15 +211,15 @@ fn counters<'a>(
     Ok(read.into_iter().collect())
 }
 
-pub(crate) fn quantity(quantity: &ApiQuantity) -> Result<Quantity, String> {
-    quantity.0.parse::<Quantity>().map_err(|error| error.to_string())
+pub(crate) fn quantity(quantity: &ApiQuantity) -> Result<Quantity, QuantityError> {
+    quantity.0.parse()
 }
 
-fn policy(policy: &CapacityRequestPolicy) -> Result<Policy, String> {
+fn policy(policy: &CapacityRequestPolicy) -> Result<Policy, QuantityError> {
     let range = policy
         .valid_range
         .as_ref()
-        .map(|range| -> Result<Range, String> {
+        .map(|range| -> Result<Range, QuantityError> {
             Ok(Range {
                 min: quantity(&range.min)?,
                 max: range.max.as_ref().map(quantity).transpose()?,

@@ -1,6 +1,7 @@
 //! Layouts: what a complete generation of a pool offers, with the attributes of its devices in columns.
 
 use super::convert::{self, SliceRecord};
+use super::slice_error::SliceError;
 use super::{Device, Owner, Snapshot, Sym};
 use crate::quantity::Quantity;
 use std::collections::{BTreeMap, BTreeSet};
@@ -164,17 +165,17 @@ impl Snapshot {
     /// Builds the layout of a complete generation.
     ///
     /// # Errors
-    /// The reason why the slices do not make a layout.
+    /// Fails with the reason why the slices do not make a layout.
     pub(super) fn build_layout(
         &mut self,
         generation: i64,
         slices: &[&SliceRecord],
-    ) -> Result<Layout, String> {
+    ) -> Result<Layout, SliceError> {
         let mut sets: Vec<CounterSet> = Vec::new();
         let mut offset = 0;
         for (name, counters) in slices.iter().flat_map(|slice| slice.sets.iter()) {
             if sets.iter().any(|set| set.name == *name) {
-                return Err(format!("counter set {} is there twice", self.name(*name)));
+                return Err(SliceError::SameSet(self.name(*name).to_owned()));
             }
             sets.push(CounterSet { name: *name, counters: counters.clone(), offset });
             offset += counters.len();
@@ -209,7 +210,7 @@ impl Snapshot {
         Ok(Layout { generation, fixed, columns })
     }
 
-    fn fixed_part(&mut self, devices: Vec<Device>, sets: Vec<CounterSet>) -> Result<Arc<Fixed>, String> {
+    fn fixed_part(&mut self, devices: Vec<Device>, sets: Vec<CounterSet>) -> Result<Arc<Fixed>, SliceError> {
         let mut owners = Owners::default();
         let mut by_name: Vec<(Sym, u32)> = Vec::with_capacity(devices.len());
         let mut gpus: Vec<(u32, Vec<u32>, BTreeSet<u16>)> = Vec::new();
@@ -231,7 +232,7 @@ impl Snapshot {
         }
         by_name.sort_unstable();
         if let Some([(name, _), _]) = by_name.array_windows::<2>().find(|[(a, _), (b, _)]| a == b) {
-            return Err(format!("device {} is there twice", self.name(*name)));
+            return Err(SliceError::SameDevice(self.name(*name).to_owned()));
         }
         let mut users: BTreeMap<u16, usize> = BTreeMap::new();
         for set in gpus.iter().flat_map(|(_, _, sets)| sets) {
@@ -264,30 +265,28 @@ impl Snapshot {
     }
 
     /// Converts a device of a slice: resolves its counters to positions in the pool's sets.
-    fn place(&mut self, raw: &convert::RawDevice, sets: &[CounterSet]) -> Result<Device, String> {
+    fn place(&mut self, raw: &convert::RawDevice, sets: &[CounterSet]) -> Result<Device, SliceError> {
         let mut draws = [None, None];
         if raw.consumes.len() > draws.len() {
-            return Err(format!("device {} consumes of more than two counter sets", self.name(raw.name)));
+            return Err(SliceError::ManySets(self.name(raw.name).to_owned()));
         }
         let mut gpu = super::usage::gpu_of_name(self.name(raw.name));
         for (slot, (set_name, amounts)) in draws.iter_mut().zip(raw.consumes.iter()) {
             let found = sets.iter().zip(0u16..).find(|(set, _)| set.name == *set_name);
             let Some((set, position)) = found else {
-                return Err(format!(
-                    "device {} consumes of counter set {}, which is not published",
-                    self.name(raw.name),
-                    self.name(*set_name)
-                ));
+                return Err(SliceError::NoSet {
+                    device: self.name(raw.name).to_owned(),
+                    set: self.name(*set_name).to_owned(),
+                });
             };
             let mut relative = Vec::with_capacity(amounts.len());
             for (counter, amount) in amounts.iter() {
                 let at = set.counters.binary_search_by_key(counter, |(name, _)| *name).map_err(|_| {
-                    format!(
-                        "device {} consumes counter {} of set {}, which is not published",
-                        self.names.get(raw.name),
-                        self.names.get(*counter),
-                        self.names.get(*set_name)
-                    )
+                    SliceError::NoCounter {
+                        device: self.names.get(raw.name).to_owned(),
+                        counter: self.names.get(*counter).to_owned(),
+                        set: self.names.get(*set_name).to_owned(),
+                    }
                 })?;
                 relative.push((u16::try_from(at).unwrap_or(u16::MAX), *amount));
             }

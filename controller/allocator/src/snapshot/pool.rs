@@ -1,6 +1,7 @@
 //! Pools. The slices of one generation make a layout; an incomplete generation offers nothing.
 
 use super::convert::{self, SliceRecord};
+use super::slice_error::SliceError;
 use super::usage::Names;
 use super::{Change, Holder, Layout, Snapshot, Sym, Usage};
 use aliquot_model::names::pool_node;
@@ -23,7 +24,7 @@ pub enum PoolState {
         want: i64,
     },
     /// The slices contradict each other.
-    Invalid(String),
+    Invalid(SliceError),
     /// Devices of the pool can be allocated.
     Ready,
 }

@@ -99,7 +99,7 @@ pub(super) fn views<'a>(
                 reason = reason.or(Some(why));
             }
             (PoolState::Invalid(why), _) => {
-                let why = DeviceReason::Invalid(why.clone());
+                let why = DeviceReason::Invalid(why.to_string());
                 if all {
                     return Err(Failure::Devices(why));
                 }
