@@ -1,8 +1,8 @@
 //! Events, which users see with `kubectl describe`.
 
 use crate::fair_permits::Gate;
-use crate::reconciler::{Regarding, Report};
-use crate::writer::{FIELD_MANAGER, creation};
+use crate::field_manager::{FIELD_MANAGER, creation};
+use crate::report::{Regarding, Report};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};

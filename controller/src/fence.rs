@@ -11,10 +11,10 @@
 //! version that was read. If another controller was elected while this one was stopped in between, the write
 //! fails, and the annotation ends up naming the holder of the lease.
 
-use crate::writer::FIELD_MANAGER;
+use crate::field_manager::params;
 use aliquot_model::names::{DEVICE_CLASSES, WRITER};
 use k8s_openapi::api::core::v1::ServiceAccount;
-use kube::api::{Patch, PatchParams};
+use kube::api::Patch;
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 
@@ -68,8 +68,4 @@ impl Fence {
         let patch = json!({"metadata": {"annotations": {DEVICE_CLASSES: names.join(",")}}});
         self.api.patch(&self.name, &params(), &Patch::Merge(&patch)).await.map(drop)
     }
-}
-
-fn params() -> PatchParams {
-    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
 }

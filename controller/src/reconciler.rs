@@ -38,14 +38,14 @@ mod unbindable;
 mod wills;
 
 pub use compaction::{Compacting, plan_compaction};
-pub use heirs::GivesWay;
 pub use namespaces_and_volumes::NamespaceOrVolume;
 pub use relists::Part;
-pub use reports::{Regarding, Report, reasons};
 pub use reservations::Reserving;
 pub use settings::Settings;
 
 use crate::metrics::Metrics;
+use crate::report::{Regarding, Report, reasons};
+use crate::writer::GivesWay;
 use crate::writer::object_backoff::Slow;
 use crate::writer::{Job, Kept, Look, Outcome};
 use aliquot_allocator::budget::{Action, Book};

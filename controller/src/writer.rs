@@ -19,7 +19,7 @@ mod scheduler_activity;
 mod uncertain;
 
 pub use eviction::{Eviction, Fate, Victim};
-pub use job::{ClaimWrite, Consumers, Gates, Job, Outcome};
+pub use job::{ClaimWrite, Consumers, Gates, GivesWay, Job, Outcome};
 pub use moves::MovesIn;
 pub use scheduler_activity::{Look, Pending};
 
@@ -28,6 +28,7 @@ pub use budgets::Kept;
 use crate::events::Reporter;
 use crate::fair_permits::Gate;
 use crate::fence::Fence;
+use crate::field_manager::params;
 use crate::lease::{Leadership, NotLeader};
 use crate::metrics::Metrics;
 use aliquot_allocator::api_time::time;
@@ -36,7 +37,7 @@ use aliquot_allocator::snapshot::ObjectKey;
 use aliquot_model::names::SCHEDULER_IDLE;
 use answer::{Doubt, Verdict, judge};
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::Patch;
 use kube::{Api, Client};
 use object_backoff::Slow;
 use parking_lot::Mutex;
@@ -45,9 +46,6 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-
-/// The field manager of this driver's writes.
-pub const FIELD_MANAGER: &str = "aliquot-controller";
 
 /// The reason why something was not written.
 #[derive(Debug, thiserror::Error)]
@@ -320,13 +318,4 @@ impl Writer {
         }
         Err(WriteError::Exhausted { what: what.to_owned(), attempts: Self::ATTEMPTS, last })
     }
-}
-
-fn params() -> PatchParams {
-    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
-}
-
-/// Returns the parameters for creating objects of this driver.
-pub(crate) fn creation() -> PostParams {
-    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
 }

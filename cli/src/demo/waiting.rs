@@ -27,7 +27,7 @@ pub(crate) async fn reasons(client: &Client, pods: &[&Pod]) -> Vec<Waiting> {
 impl Waiting {
     /// Returns true if the pod gets no devices in the current state of the cluster.
     pub(crate) fn is_refused(&self) -> bool {
-        use aliquot_controller::reconciler::reasons::{BUDGET_REFUSED, CLAIM_REJECTED, DOES_NOT_FIT, QUOTA};
+        use aliquot_controller::report::reasons::{BUDGET_REFUSED, CLAIM_REJECTED, DOES_NOT_FIT, QUOTA};
         let said = self.reason.as_deref().unwrap_or_default();
         let refusals = [BUDGET_REFUSED, CLAIM_REJECTED, DOES_NOT_FIT, QUOTA];
         refusals.iter().any(|reason| said.starts_with(&format!("{reason}:")))

@@ -2,7 +2,7 @@
 
 use super::EVENTS;
 use crate::rights::Right;
-use aliquot_controller::reconciler::reasons;
+use aliquot_controller::report::reasons;
 use anyhow::{Error, Result};
 use k8s_openapi::api::core::v1;
 use k8s_openapi::api::events::v1 as events;

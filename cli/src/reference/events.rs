@@ -12,7 +12,7 @@ pub(super) fn page() -> String {
                  By what a pod shows: [pending.md](../pending.md).";
     let mut page = Page::new("Events", "the tables of reasons in controller and kubelet-plugin", about);
     page.heading(2, "From aliquot-controller");
-    tell(&mut page, aliquot_controller::reconciler::reasons::REASONS);
+    tell(&mut page, aliquot_controller::report::reasons::REASONS);
     page.heading(2, "From aliquot-kubelet-plugin");
     page.text("Events of Nodes are in the namespace `default`, and `kubectl describe node` shows them.");
     tell(&mut page, aliquot_kubelet_plugin::reasons::REASONS);
@@ -32,8 +32,7 @@ fn tell(page: &mut Page, reasons: &[Reason]) {
 
 #[test]
 fn a_reason_stands_once_in_a_table() {
-    for table in [aliquot_controller::reconciler::reasons::REASONS, aliquot_kubelet_plugin::reasons::REASONS]
-    {
+    for table in [aliquot_controller::report::reasons::REASONS, aliquot_kubelet_plugin::reasons::REASONS] {
         for reason in table {
             assert_eq!(table.iter().filter(|other| other.name == reason.name).count(), 1, "{}", reason.name);
         }

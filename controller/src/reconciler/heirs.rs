@@ -3,7 +3,7 @@
 
 use super::holds::RETRY;
 use super::{Effect, Reconciler, Regarding, Report, reasons};
-use crate::writer::{Job, WriteError};
+use crate::writer::{GivesWay, Job, WriteError};
 use aliquot_allocator::hold::Policy;
 use aliquot_allocator::hold::heir::{Bequest, Step};
 use aliquot_allocator::schedule::{Decision, Overlay, Situation};
@@ -76,17 +76,6 @@ impl Lost {
     pub(super) fn is_of(&self, claim: &Uid) -> bool {
         self.claim.uid == *claim
     }
-}
-
-/// A hold claim that gives way to a claim in the same job.
-#[derive(Debug, Clone)]
-pub struct GivesWay {
-    /// The hold claim.
-    pub claim: ObjectKey,
-    /// UID of the hold claim.
-    pub uid: Uid,
-    /// Fingerprint of its allocation; `None` if it has none.
-    pub mark: Option<Arc<str>>,
 }
 
 /// UID of a pod's claim, the hold claim for it, and the bequest in the hold claim.

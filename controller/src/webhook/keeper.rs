@@ -4,16 +4,16 @@
 use super::Config;
 use super::certificate::{self, Certificate};
 use super::snapshot::SnapshotStore;
+use crate::field_manager::{creation, params};
 use crate::http::Health;
 use crate::webhook::budgets::Watched;
-use crate::writer::{FIELD_MANAGER, creation};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
 };
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Patch, PatchParams};
+use kube::api::Patch;
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -194,7 +194,7 @@ impl Keeper {
         if stale.is_empty() {
             return Ok(());
         }
-        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let params = params();
         api.patch(name, &params, &Patch::Strategic(json!({"webhooks": stale}))).await?;
         tracing::info!(name, %kind, "the webhook's authority is announced");
         Ok(())

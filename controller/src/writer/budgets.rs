@@ -1,7 +1,8 @@
 //! Writes for budgets (GpuBudget): the status of a budget, and what nodes are told about their usage reports.
 //! Nothing is retried here; the book of budgets asks again.
 
-use super::{Verdict, WriteError, Writer, params};
+use super::{Verdict, WriteError, Writer};
+use crate::field_manager::params;
 use aliquot_allocator::budget::{Action, kinds};
 use kube::Api;
 use kube::api::{DeleteParams, DynamicObject, Patch, Preconditions};

@@ -2,7 +2,8 @@
 
 use super::answer::Doubt;
 use super::uncertain::Doubts;
-use super::{ClaimWrite, Consumers, Gates, Outcome, Verdict, WriteError, Writer, params};
+use super::{ClaimWrite, Consumers, Gates, Outcome, Verdict, WriteError, Writer};
+use crate::field_manager::params;
 use aliquot_allocator::hold::{self, Hold, is_hold};
 use aliquot_allocator::schedule::Plan;
 use aliquot_allocator::snapshot::{FINGERPRINT, ObjectKey, fingerprint_of};

@@ -1,7 +1,8 @@
 //! Writes for elastic shares: companions of claims, and the limits that nodes are told.
 
 use super::claims::{Step, allocation, note, precondition, reserved_for};
-use super::{Outcome, Verdict, WriteError, Writer, creation, params};
+use super::{Outcome, Verdict, WriteError, Writer};
+use crate::field_manager::{creation, params};
 use aliquot_allocator::budget::kinds;
 use aliquot_allocator::snapshot::ObjectKey;
 use aliquot_api::{Lean, lean};

@@ -1,10 +1,11 @@
 //! Makes room for a pod of higher priority: notes the node on the pod, then evicts the pods in the way
 //! through the eviction API, so that disruption budgets hold.
 
-use super::{Outcome, Verdict, WriteError, Writer, creation, params};
+use super::{Outcome, Verdict, WriteError, Writer};
 use crate::events;
+use crate::field_manager::{creation, params};
 use crate::lease::NotLeader;
-use crate::reconciler::{Report, reasons};
+use crate::report::{Report, reasons};
 use aliquot_allocator::snapshot::{GOING_BACK, ObjectKey, Uid};
 use aliquot_api::{Lean, lean};
 use k8s_openapi::api::core::v1::{Node, Pod};

@@ -1,7 +1,8 @@
 //! Creates and deletes hold claims and wills.
 
-use super::{Consumers, Outcome, Verdict, WriteError, Writer, creation};
-use crate::reconciler::GivesWay;
+use super::GivesWay;
+use super::{Consumers, Outcome, Verdict, WriteError, Writer};
+use crate::field_manager::creation;
 use aliquot_allocator::snapshot::{ObjectKey, Uid};
 use aliquot_api::{Lean, lean};
 use k8s_openapi::api::core::v1::ConfigMap;

@@ -2,7 +2,7 @@
 
 use super::eviction::{Eviction, Victim};
 use super::{MovesIn, WriteError};
-use crate::reconciler::{GivesWay, Report};
+use crate::report::Report;
 use aliquot_allocator::compaction::Allowance;
 use aliquot_allocator::hold::Hold;
 use aliquot_allocator::quota::GpuQuotaStatus;
@@ -27,6 +27,17 @@ pub struct ClaimWrite {
     pub user: ResourceClaimConsumerReference,
     /// The claim as it was seen; `None` if it has to be read first.
     pub seen: Option<ResourceClaim>,
+}
+
+/// A hold claim that gives way to a claim in the same job.
+#[derive(Debug, Clone)]
+pub struct GivesWay {
+    /// The hold claim.
+    pub claim: ObjectKey,
+    /// UID of the hold claim.
+    pub uid: Uid,
+    /// Fingerprint of its allocation; `None` if it has none.
+    pub mark: Option<Arc<str>>,
 }
 
 /// A write to be done.

@@ -1,8 +1,9 @@
 //! Moves of pods that fill gaps. Each move is recorded before the eviction, in an object that counts the
 //! moves of the last hour for whichever controller leads.
 
-use super::{Eviction, Fate, Outcome, Verdict, WriteError, Writer, creation};
-use crate::reconciler::Report;
+use super::{Eviction, Fate, Outcome, Verdict, WriteError, Writer};
+use crate::field_manager::creation;
+use crate::report::Report;
 use aliquot_allocator::compaction::{ALLOWANCE, Allowance};
 use aliquot_allocator::snapshot::{ObjectKey, Uid};
 use k8s_openapi::api::core::v1::ConfigMap;

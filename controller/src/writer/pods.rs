@@ -1,6 +1,7 @@
 //! Writes for pods: reservations of claims that are allocated already, and the scheduling gate.
 
-use super::{Gates, Outcome, Verdict, WriteError, Writer, params};
+use super::{Gates, Outcome, Verdict, WriteError, Writer};
+use crate::field_manager::params;
 use aliquot_allocator::schedule::Reservation;
 use aliquot_allocator::snapshot::ObjectKey;
 use aliquot_api::{Lean, PAGE, lean};

@@ -4,7 +4,7 @@
 use super::object_backoff::LONGEST;
 use super::{WriteError, Writer};
 use crate::lease::NotLeader;
-use crate::reconciler::{Regarding, Report, reasons};
+use crate::report::{Regarding, Report, reasons};
 use aliquot_allocator::snapshot::{ObjectKey, Uid};
 use std::time::{Duration, Instant};
 
