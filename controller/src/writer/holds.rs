@@ -1,7 +1,6 @@
 //! Creates and deletes hold claims and wills.
 
-use super::GivesWay;
-use super::{Consumers, Outcome, Verdict, WriteError, Writer};
+use super::{Consumers, GivesWay, Outcome, Verdict, WriteError, Writer};
 use crate::field_manager::creation;
 use aliquot_allocator::snapshot::{ObjectKey, Uid};
 use aliquot_api::{Lean, lean};

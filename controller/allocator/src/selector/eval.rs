@@ -491,32 +491,22 @@ pub(super) fn add(left: Value, right: Value, meter: &mut Meter<'_>) -> Result<Va
 fn arithmetic(operator: Operator, left: Value, right: Value) -> Result<Value, Stop> {
     let by_zero =
         || Stop::failed(if operator == Operator::Modulo { "modulus by zero" } else { "division by zero" });
-    let divides = matches!(operator, Operator::Divide | Operator::Modulo);
+    // Whole numbers with and without a sign share no trait that checks for overflow.
+    macro_rules! whole {
+        ($a:ident, $b:ident) => {{
+            let result = match operator {
+                Operator::Subtract => $a.checked_sub($b),
+                Operator::Multiply => $a.checked_mul($b),
+                _ if $b == 0 => return Err(by_zero()),
+                Operator::Divide => $a.checked_div($b),
+                _ => $a.checked_rem($b),
+            };
+            result.ok_or_else(overflow)?
+        }};
+    }
     Ok(match (left, right) {
-        (Value::Int(a), Value::Int(b)) => {
-            if divides && b == 0 {
-                return Err(by_zero());
-            }
-            let result = match operator {
-                Operator::Subtract => a.checked_sub(b),
-                Operator::Multiply => a.checked_mul(b),
-                Operator::Divide => a.checked_div(b),
-                _ => a.checked_rem(b),
-            };
-            Value::Int(result.ok_or_else(overflow)?)
-        }
-        (Value::Uint(a), Value::Uint(b)) => {
-            if divides && b == 0 {
-                return Err(by_zero());
-            }
-            let result = match operator {
-                Operator::Subtract => a.checked_sub(b),
-                Operator::Multiply => a.checked_mul(b),
-                Operator::Divide => a.checked_div(b),
-                _ => a.checked_rem(b),
-            };
-            Value::Uint(result.ok_or_else(overflow)?)
-        }
+        (Value::Int(a), Value::Int(b)) => Value::Int(whole!(a, b)),
+        (Value::Uint(a), Value::Uint(b)) => Value::Uint(whole!(a, b)),
         (Value::Double(a), Value::Double(b)) => Value::Double(match operator {
             Operator::Subtract => a - b,
             Operator::Multiply => a * b,
