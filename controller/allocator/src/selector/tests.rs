@@ -109,6 +109,13 @@ fn the_language_of_kubernetes_is_understood(#[case] expression: &str) {
 #[case::unknown_field(r#"device.nothing == 1"#, "No such key: nothing")]
 #[case::unknown_variable("pod.name == 'x'", "pod")]
 #[case::bad_quantity(r#"quantity("10GiB").isGreaterThan(quantity("1"))"#, "10GiB")]
+#[case::division_by_zero("7 / (1 - 1) == 0", "division by zero")]
+#[case::division_by_zero_without_a_sign("7u / (1u - 1u) == 0u", "division by zero")]
+#[case::remainder_by_zero("7 % (1 - 1) == 0", "modulus by zero")]
+#[case::remainder_by_zero_without_a_sign("7u % (1u - 1u) == 0u", "modulus by zero")]
+#[case::smallest_by_minus_one("-9223372036854775808 / -1 == 0", "overflow")]
+#[case::below_zero_without_a_sign("1u - 2u == 0u", "overflow")]
+#[case::too_large_a_product("9223372036854775807 * 2 == 0", "overflow")]
 fn failures_name_the_expression_and_the_reason(#[case] expression: &str, #[case] reason: &str) {
     let error = matches(expression).expect_err("must fail");
     assert!(matches!(error, SelectorError::Runtime { .. }), "{error}");
