@@ -8,7 +8,7 @@ use crate::metrics::Metrics;
 use crate::reconciler::{Effect, Input, Reconciler, Settings};
 use crate::watch;
 use crate::writer::Writer;
-use aliquot_allocator::budget::kinds;
+use aliquot_api::v1alpha1::{GpuBudget, GpuQuota, NodeLimits, NodeUsage};
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::api::ApiResource;
@@ -148,12 +148,11 @@ impl Leader {
         let look = async || {
             let rules = watch::find_taint_rules(&self.client).await?;
             let groups = watch::find_pod_groups(&self.client).await?;
-            let quotas = self.settings.quotas && watch::is_served(&self.client, "gpuquotas").await?;
+            let quotas = self.settings.quotas && watch::is_served::<GpuQuota>(&self.client).await?;
             let budgets = self.settings.budgets
-                && watch::is_served(&self.client, kinds::BUDGETS).await?
-                && watch::is_served(&self.client, aliquot_model::usage::PLURAL).await?;
-            let elastic = self.settings.elastic
-                && watch::is_served(&self.client, aliquot_model::limits::PLURAL).await?;
+                && watch::is_served::<GpuBudget>(&self.client).await?
+                && watch::is_served::<NodeUsage>(&self.client).await?;
+            let elastic = self.settings.elastic && watch::is_served::<NodeLimits>(&self.client).await?;
             Ok::<_, kube::Error>((rules, groups, quotas, budgets, elastic))
         };
         loop {

@@ -2,9 +2,8 @@
 //! objects are passed on in steps.
 
 use crate::reconciler::{Input, NamespaceOrVolume, Part, Seen};
-use aliquot_allocator::budget::kinds;
-use aliquot_allocator::quota::GpuQuota;
 use aliquot_allocator::snapshot::{POD_GROUP_APIS, TaintRule};
+use aliquot_api::v1alpha1::{GpuBudget, GpuQuota, NodeLimits, NodeUsage, resource};
 use aliquot_api::{Kept, Lean, PAGE};
 use futures::{Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
@@ -15,7 +14,7 @@ use kube::core::GroupVersionKind;
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
-use kube::{Api, Client};
+use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 use std::time::Duration;
@@ -108,8 +107,9 @@ pub fn start(
 
 /// Returns true if the API server serves a kind of this driver, whose definition comes with the chart.
 /// Returns an error if the API server cannot be asked.
-pub async fn is_served(client: &Client, plural: &str) -> Result<bool, kube::Error> {
-    match client.list_api_group_resources(aliquot_model::names::API_VERSION).await {
+pub async fn is_served<K: Resource<DynamicType = ()>>(client: &Client) -> Result<bool, kube::Error> {
+    let plural = K::plural(&());
+    match client.list_api_group_resources(&K::api_version(&())).await {
         Ok(resources) => Ok(resources.resources.iter().any(|resource| resource.name == plural)),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
         Err(error) => Err(error),
@@ -122,16 +122,16 @@ const DEFINED: Duration = Duration::from_secs(30);
 const UNANSWERED: Duration = Duration::from_secs(1);
 
 /// Waits until a kind of this driver is defined; `absent` is called each time that it is not.
-pub async fn wait_until_served(client: &Client, plural: &str, absent: impl Fn()) {
+pub async fn wait_until_served<K: Resource<DynamicType = ()>>(client: &Client, absent: impl Fn()) {
     loop {
-        let pause = match is_served(client, plural).await {
+        let pause = match is_served::<K>(client).await {
             Ok(true) => return,
             Ok(false) => {
                 absent();
                 DEFINED
             }
             Err(error) => {
-                tracing::warn!(%error, plural, "it is not known yet whether the kind is defined");
+                tracing::warn!(%error, kind = %K::kind(&()), "it is not known yet whether the kind is defined");
                 UNANSWERED
             }
         };
@@ -198,8 +198,8 @@ pub fn start_pod_groups(
 
 /// Starts the watches of budgets and of the nodes' usage reports.
 pub fn start_budgets(client: &Client, to: &mpsc::Sender<Input>, tasks: &mut JoinSet<()>) {
-    let budgets = Api::<DynamicObject>::all_with(client.clone(), &kinds::budgets());
-    let usages = Api::<DynamicObject>::all_with(client.clone(), &kinds::node_usages());
+    let budgets = Api::<DynamicObject>::all_with(client.clone(), &resource::<GpuBudget>());
+    let usages = Api::<DynamicObject>::all_with(client.clone(), &resource::<NodeUsage>());
     let all = watcher::Config::default;
     tasks.spawn(follow(budgets, all(), to.clone(), Input::Budget));
     tasks.spawn(follow(usages, all(), to.clone(), Input::NodeUsage));
@@ -207,7 +207,7 @@ pub fn start_budgets(client: &Client, to: &mpsc::Sender<Input>, tasks: &mut Join
 
 /// Starts the watch of the limits of shares that nodes are told.
 pub fn start_limits(client: &Client, to: &mpsc::Sender<Input>, tasks: &mut JoinSet<()>) {
-    let limits = Api::<DynamicObject>::all_with(client.clone(), &kinds::node_limits());
+    let limits = Api::<DynamicObject>::all_with(client.clone(), &resource::<NodeLimits>());
     tasks.spawn(follow(limits, watcher::Config::default(), to.clone(), Input::NodeLimits));
 }
 

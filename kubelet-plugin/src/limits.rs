@@ -11,8 +11,8 @@ pub use follow::Follower;
 
 use crate::ledger::{Device, Ledger, Limit, State};
 use crate::plan::shared_bytes;
+use aliquot_api::v1alpha1::node_limits::{Refused, ShareLimit, ShareName};
 use aliquot_model::GpuInfo;
-use aliquot_model::limits::{Refused, ShareLimit, ShareName};
 
 /// The result of applying the controller's limits.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

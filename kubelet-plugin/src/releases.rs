@@ -5,7 +5,9 @@
 //! lose nor repeat a record. A record is removed when the controller has acknowledged its number.
 
 use crate::ledger::{Device, Ledger, Record, State};
-use aliquot_model::usage::{HeldClaim, MicroGpus, NodeUsageSpec, NodeUsageStatus, Release};
+use aliquot_api::v1alpha1::node_usage::{HeldClaim, Release};
+use aliquot_api::v1alpha1::{NodeUsageSpec, NodeUsageStatus};
+use aliquot_model::MicroGpus;
 use aliquot_model::{GpuInfo, GpuUuid, ProfileName};
 use aliquot_nvml::Inventory;
 use serde::{Deserialize, Serialize};

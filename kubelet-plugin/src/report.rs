@@ -7,10 +7,9 @@
 use crate::metrics::Metrics;
 use crate::prepare::{Node, Overview};
 use crate::status::FIELD_MANAGER;
+use aliquot_api::v1alpha1::{NodeUsage, NodeUsageSpec, NodeUsageStatus, resource};
 use aliquot_model::names::API_VERSION;
-use aliquot_model::usage::{KIND, NodeUsageSpec, NodeUsageStatus, PLURAL};
-use kube::api::{ApiResource, DynamicObject, Patch, PatchParams};
-use kube::core::GroupVersionKind;
+use kube::api::{DynamicObject, Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::json;
 use std::sync::Arc;
@@ -56,12 +55,6 @@ struct Published {
     looked: Option<Instant>,
 }
 
-/// Returns the API resource of the object.
-fn resource() -> ApiResource {
-    let (group, version) = API_VERSION.split_once('/').unwrap_or((API_VERSION, "v1alpha1"));
-    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, KIND), PLURAL)
-}
-
 impl Reporter {
     /// Runs until cancelled.
     pub async fn run(mut self, cancel: CancellationToken) {
@@ -71,7 +64,7 @@ impl Reporter {
             let wait = match self.step(&mut published).await {
                 Ok(()) => self.interval,
                 Err(kube::Error::Api(status)) if status.code == 404 => {
-                    tracing::warn!("the API server does not know the kind {KIND}: no usage is reported");
+                    tracing::warn!("the API server does not know the kind NodeUsage: no usage is reported");
                     UNKNOWN
                 }
                 Err(error) => {
@@ -89,7 +82,7 @@ impl Reporter {
     }
 
     async fn step(&self, published: &mut Published) -> Result<(), kube::Error> {
-        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource());
+        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource::<NodeUsage>());
         let pending = published.spec.as_ref().is_none_or(|spec| !spec.released.is_empty());
         if pending || published.looked.is_none_or(|at| at.elapsed() >= COMPARE) {
             let found = in_time(api.get_opt(&self.node_name)).await?;
@@ -114,7 +107,7 @@ impl Reporter {
         self.metrics.pending_releases.set(i64::try_from(spec.released.len()).unwrap_or(i64::MAX));
         if published.spec.as_ref() != Some(&spec) {
             let object = json!({
-                "apiVersion": API_VERSION, "kind": KIND,
+                "apiVersion": API_VERSION, "kind": "NodeUsage",
                 "metadata": {"name": self.node_name}, "spec": spec,
             });
             let params = PatchParams::apply(FIELD_MANAGER).force();

@@ -3,7 +3,7 @@
 //! Usage is the sum over claims of part times time. A whole GPU is a part of 1; for partitions and shares the
 //! part is the larger of their fractions of memory and compute ([`part`]). The time runs from the allocation
 //! to the release ([`account`], pure). Nodes say in numbered records when claims released their hardware
-//! ([`aliquot_model::usage`]). [`book`] keeps all accounts and says what is to be written; the controller
+//! ([`aliquot_api::v1alpha1::node_usage`]). [`book`] keeps all accounts and says what is to be written; the controller
 //! writes it. Readers start best with [`account`].
 //!
 //! Rules:
@@ -23,4 +23,4 @@ pub mod status;
 pub mod window;
 
 pub use book::{Action, AllocatedClaim, Book, Presence, Verdict};
-pub use kinds::{Budget, Enforcement, NodeUsage};
+pub use kinds::{Budget, NodeReport};

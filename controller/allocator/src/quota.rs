@@ -4,11 +4,9 @@
 //! two requests cannot pass a limit together. Everything here is a pure function of its arguments.
 
 pub mod amount;
-pub mod gpu_quota;
 pub mod ledger;
 pub mod limit;
 
 pub use amount::Amount;
-pub use gpu_quota::{GpuQuota, GpuQuotaSpec, GpuQuotaStatus};
 pub use ledger::{Excess, Ledger};
 pub use limit::Limit;

@@ -1,6 +1,7 @@
 //! Metrics of budgets.
 
-use aliquot_allocator::budget::{Book, amount, kinds::Enforcement};
+use aliquot_allocator::budget::{Book, amount};
+use aliquot_api::v1alpha1::gpu_budget::Enforcement;
 use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;

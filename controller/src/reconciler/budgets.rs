@@ -2,10 +2,9 @@
 
 use super::{Effect, Reconciler, Regarding, Report, Seen, reasons};
 use crate::writer::Kept;
-use aliquot_allocator::budget::{
-    Action, AllocatedClaim, Budget, Enforcement, NodeUsage, Presence, Verdict, part,
-};
+use aliquot_allocator::budget::{Action, AllocatedClaim, Budget, NodeReport, Presence, Verdict, part};
 use aliquot_allocator::snapshot::{Change, Claim, Node, ObjectKey, Pod, Snapshot};
+use aliquot_api::v1alpha1::gpu_budget::Enforcement;
 use aliquot_model::names::pool_node;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
@@ -72,7 +71,7 @@ impl Reconciler {
     pub(super) fn node_usage(&mut self, seen: Seen<DynamicObject>) -> Change {
         match seen {
             Seen::Apply(object) => {
-                if let Some(usage) = NodeUsage::read(&object) {
+                if let Some(usage) = NodeReport::read(&object) {
                     self.budgets.nodes.insert(usage.node.clone());
                     self.book.apply_usage(usage);
                 }
@@ -82,7 +81,7 @@ impl Reconciler {
             }
             Seen::Reset(objects) => {
                 self.synced.insert("nodeusages");
-                self.book.reset_usages(objects.iter().filter_map(NodeUsage::read).collect());
+                self.book.reset_usages(objects.iter().filter_map(NodeReport::read).collect());
                 self.budget_nodes();
             }
         }

@@ -20,8 +20,8 @@ use aliquot_allocator::schedule::Situation;
 use aliquot_allocator::snapshot::{
     Allocation, Change, Claim, CompanionOf, Held, Holder, ObjectKey, Owner, Pod, Pool, Snapshot, Uid,
 };
+use aliquot_api::v1alpha1::node_limits::ShareName;
 use aliquot_model::DeviceName;
-use aliquot_model::limits::ShareName;
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;

@@ -4,9 +4,10 @@
 use super::{Effect, Reconciler, Regarding, Report, Seen, reasons};
 use crate::writer::Job;
 use aliquot_allocator::elastic::Size;
-use aliquot_allocator::quota::{GpuQuota, GpuQuotaStatus, Ledger};
+use aliquot_allocator::quota::Ledger;
 use aliquot_allocator::schedule::Plan;
 use aliquot_allocator::snapshot::{Change, ObjectKey, Pod};
+use aliquot_api::v1alpha1::{GpuQuota, GpuQuotaStatus};
 use k8s_openapi::api::resource::v1::AllocationResult;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

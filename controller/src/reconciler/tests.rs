@@ -655,7 +655,7 @@ fn what_was_given_out_of_held_hardware_is_taken_back_unless_it_runs() {
     }
 }
 
-fn quota(spec: Value) -> aliquot_allocator::quota::GpuQuota {
+fn quota(spec: Value) -> aliquot_api::v1alpha1::GpuQuota {
     object(json!({"metadata": {"name": "limits", "namespace": "default"}, "spec": spec}))
 }
 

@@ -4,7 +4,9 @@
 //! [`aliquot_allocator::budget::Book::standing`].
 
 use crate::watch::{self, Pauses};
-use aliquot_allocator::budget::kinds::{self, Budget, Enforcement};
+use aliquot_allocator::budget::kinds::Budget;
+use aliquot_api::v1alpha1::gpu_budget::Enforcement;
+use aliquot_api::v1alpha1::{GpuBudget, resource};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -90,7 +92,7 @@ pub(super) struct Watched {
 impl Watched {
     /// Starts the watches, which run until `stop`.
     pub(super) fn start(client: Client, stop: CancellationToken) -> Self {
-        let writer = reflector::store::Writer::new(kinds::budgets());
+        let writer = reflector::store::Writer::new(resource::<GpuBudget>());
         let budgets = writer.as_reader();
         let (classes, class_writer) = reflector::store();
         let known = Sender::new(false);
@@ -100,12 +102,12 @@ impl Watched {
         tokio::spawn(async move {
             let watching = async {
                 // Without budgets, none is used up.
-                watch::wait_until_served(&client, kinds::BUDGETS, || {
+                watch::wait_until_served::<GpuBudget>(&client, || {
                     known.send_replace(true);
                 })
                 .await;
                 let all = watcher::Config::default;
-                let api = Api::<DynamicObject>::all_with(client.clone(), &kinds::budgets());
+                let api = Api::<DynamicObject>::all_with(client.clone(), &resource::<GpuBudget>());
                 let budgets = watcher(api, all()).backoff(Pauses::default()).reflect(writer);
                 let classes = watcher(Api::all(client.clone()), all()).backoff(Pauses::default());
                 let classes = classes.reflect(class_writer);

@@ -9,11 +9,11 @@ use crate::fair_permits::{Gate, Room};
 use aliquot_allocator::admission::check::Scene;
 use aliquot_allocator::admission::{Judgement, Rules, check};
 use aliquot_allocator::elastic;
-use aliquot_allocator::quota::GpuQuota;
 use aliquot_allocator::schedule::Matcher;
 use aliquot_allocator::snapshot::ObjectKey;
 use aliquot_allocator::substitution::{self, Expansion};
 use aliquot_api::Lean;
+use aliquot_api::v1alpha1::GpuQuota;
 use aliquot_model::config::AllocationPolicy;
 use k8s_openapi::api::core::v1::{Namespace, Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::{

@@ -5,8 +5,8 @@ use crate::http::Health;
 use crate::isolated::{self, Ended};
 use crate::reconciler::Input;
 use crate::watch;
-use aliquot_allocator::quota::GpuQuota;
 use aliquot_api::Lean;
+use aliquot_api::v1alpha1::GpuQuota;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
 use k8s_openapi::api::core::v1::Namespace;
@@ -104,6 +104,6 @@ pub(super) async fn supervise(
 
 /// Follows GpuQuotas, for ever.
 async fn follow_quotas(client: Client, writer: reflector::store::Writer<GpuQuota>) {
-    watch::wait_until_served(&client, "gpuquotas", || {}).await;
+    watch::wait_until_served::<GpuQuota>(&client, || {}).await;
     watch::whole(Api::all(client), watcher::Config::default()).reflect(writer).for_each(|_| async {}).await;
 }

@@ -3,7 +3,8 @@
 
 use super::{Verdict, WriteError, Writer};
 use crate::field_manager::params;
-use aliquot_allocator::budget::{Action, kinds};
+use aliquot_allocator::budget::Action;
+use aliquot_api::v1alpha1::{GpuBudget, NodeUsage, resource};
 use kube::Api;
 use kube::api::{DeleteParams, DynamicObject, Patch, Preconditions};
 use serde_json::json;
@@ -33,7 +34,7 @@ impl Writer {
         let answer = match action {
             Action::Store { key, uid, version, status, .. } => {
                 let api: Api<DynamicObject> =
-                    Api::namespaced_with(self.client.clone(), &key.namespace, &kinds::budgets());
+                    Api::namespaced_with(self.client.clone(), &key.namespace, &resource::<GpuBudget>());
                 // The patch carries the version that it is based on, so what another leader stored is never
                 // lost.
                 let patch = json!({
@@ -44,7 +45,7 @@ impl Writer {
                 self.send("patch_status", request).await?.map_err(|verdict| (what, verdict))
             }
             Action::Acknowledge { node, ledger, number } => {
-                let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &kinds::node_usages());
+                let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource::<NodeUsage>());
                 let patch = json!({"status": {"ledger": ledger, "acknowledged": number}});
                 let (what, params) = (format!("usage of node {node}"), params());
                 let patch = Patch::Merge(patch);
@@ -52,7 +53,7 @@ impl Writer {
                 self.send("patch_status", request).await?.map_err(|verdict| (what, verdict))
             }
             Action::Forget { node, version } => {
-                let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &kinds::node_usages());
+                let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource::<NodeUsage>());
                 // The version is a precondition: a node that came back may have reported more since.
                 let seen = Preconditions { resource_version: Some(version.clone()), uid: None };
                 let params = DeleteParams { preconditions: Some(seen), ..DeleteParams::default() };

@@ -3,10 +3,9 @@
 use super::claims::{Step, allocation, note, precondition, reserved_for};
 use super::{Outcome, Verdict, WriteError, Writer};
 use crate::field_manager::{creation, params};
-use aliquot_allocator::budget::kinds;
 use aliquot_allocator::snapshot::ObjectKey;
+use aliquot_api::v1alpha1::{NodeLimits, NodeLimitsSpec, resource};
 use aliquot_api::{Lean, lean};
-use aliquot_model::limits::{KIND, NodeLimitsSpec};
 use aliquot_model::names::API_VERSION;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimConsumerReference};
@@ -122,7 +121,7 @@ impl Writer {
         spec: &NodeLimitsSpec,
         outcome: &mut Outcome,
     ) -> Result<(), WriteError> {
-        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &kinds::node_limits());
+        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource::<NodeLimits>());
         let what = format!("limits of node {node}");
         let answer = match version {
             Some(version) => {
@@ -134,7 +133,7 @@ impl Writer {
                 let owner = self.send("get", nodes.get(node)).await?;
                 let owner = owner.map_err(|verdict| once(format!("node {node}"), verdict))?;
                 let object = json!({
-                    "apiVersion": API_VERSION, "kind": KIND,
+                    "apiVersion": API_VERSION, "kind": "NodeLimits",
                     "metadata": {"name": node, "ownerReferences": [
                         {"apiVersion": "v1", "kind": "Node", "name": node, "uid": owner.metadata.uid}]},
                     "spec": spec,

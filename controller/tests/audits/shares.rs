@@ -1,8 +1,9 @@
 //! Shares that grow and shrink: whether their limits ever were more than what was reserved.
 
 use super::{consumed, results};
+use aliquot_api::v1alpha1::node_limits::ShareName;
+use aliquot_api::v1alpha1::{NodeLimitsSpec, NodeLimitsStatus};
 use aliquot_control_plane::AuditEntry;
-use aliquot_model::limits::{NodeLimitsSpec, NodeLimitsStatus, ShareName};
 use aliquot_model::names::{COMPANION_OF, LIMITS};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -4,8 +4,8 @@
 use super::audits::shares::MEMORY;
 use super::audits::{consumed, results};
 use super::onlooker::{Sights, lag};
+use aliquot_api::v1alpha1::NodeUsageSpec;
 use aliquot_control_plane::AuditEntry;
-use aliquot_model::usage::NodeUsageSpec;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -3,8 +3,8 @@
 use super::claims;
 use super::common::Cluster;
 use super::dice::Dice;
-use aliquot_allocator::budget::kinds;
-use aliquot_model::limits::{Beyond, NodeLimitsSpec, NodeLimitsStatus, ShareName};
+use aliquot_api::v1alpha1::node_limits::{Beyond, ShareName};
+use aliquot_api::v1alpha1::{NodeLimits, NodeLimitsSpec, NodeLimitsStatus, resource};
 use aliquot_model::names::{COMPANION_OF, LIMITS};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
@@ -51,7 +51,7 @@ impl Agents {
     }
 
     pub async fn play(&mut self, cluster: &Cluster, is_real: impl Fn(&str) -> bool) {
-        let api: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &kinds::node_limits());
+        let api: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &resource::<NodeLimits>());
         for object in api.list(&ListParams::default()).await.expect("limits").items {
             if is_real(&object.name_any()) {
                 continue;

@@ -29,7 +29,7 @@ mod nodes;
 mod onlooker;
 mod tenants;
 
-use aliquot_allocator::budget::kinds;
+use aliquot_api::v1alpha1;
 use common::{Cluster, Running, eventually};
 use dice::Dice;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
@@ -306,7 +306,7 @@ async fn budgets_settled(cluster: &Cluster) -> BTreeMap<String, f64> {
     for at in 0..TENANTS {
         let namespace = tenant(at);
         let text = eventually(&format!("the budget of {namespace} counts no claim"), async || {
-            let budget = cluster.handle.object(kinds::GROUP, "gpubudgets", &namespace, "gpu")?;
+            let budget = cluster.handle.object(v1alpha1::GROUP, "gpubudgets", &namespace, "gpu")?;
             let none = budget["status"]["claims"].as_u64().unwrap_or(0) == 0;
             budget["status"]["used"].as_str().filter(|_| none).map(str::to_owned)
         })

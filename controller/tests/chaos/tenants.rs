@@ -3,8 +3,8 @@
 use super::admission::{self, Webhook};
 use super::common::{Cluster, fixtures};
 use super::dice::Dice;
-use aliquot_allocator::budget::kinds;
 use aliquot_allocator::substitution::{ANNOTATION, POLICY};
+use aliquot_api::v1alpha1::{self, GpuBudget, GpuQuota, NodeLimits, NodeUsage};
 use aliquot_control_plane::{Controllers, Fault, FaultRule, Matcher, Options, PodDeletion};
 use aliquot_model::names::{BINDING, COMPACTION, GANG, GANG_SIZE, HOLD_FOR, RECLAIM};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
@@ -58,9 +58,9 @@ fn template(namespace: &str, name: &str) -> ResourceClaimTemplate {
 }
 
 fn custom(namespace: &str, kind: &str, spec: Value) -> (ApiResource, DynamicObject) {
-    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(kinds::GROUP, kinds::VERSION, kind));
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(v1alpha1::GROUP, v1alpha1::VERSION, kind));
     let object = json!({
-        "apiVersion": format!("{}/{}", kinds::GROUP, kinds::VERSION), "kind": kind,
+        "apiVersion": format!("{}/{}", v1alpha1::GROUP, v1alpha1::VERSION), "kind": kind,
         "metadata": {"name": "gpu", "namespace": namespace}, "spec": spec,
     });
     (resource, fixtures::object(object))
@@ -82,10 +82,10 @@ pub async fn start() -> (Cluster, Webhook) {
         ..Options::default()
     };
     let cluster = Cluster::start_as(options).await;
-    cluster.define("GpuBudget", "gpubudgets", "Namespaced").await;
-    cluster.define("GpuQuota", "gpuquotas", "Namespaced").await;
-    cluster.define("NodeUsage", "nodeusages", "Cluster").await;
-    cluster.define("NodeLimits", "nodelimits", "Cluster").await;
+    cluster.define::<GpuBudget>().await;
+    cluster.define::<GpuQuota>().await;
+    cluster.define::<NodeUsage>().await;
+    cluster.define::<NodeLimits>().await;
     for (name, value) in [("high", 1000), ("low", -1000)] {
         let class = json!({"metadata": {"name": name}, "value": value});
         cluster.create_global::<PriorityClass>(&fixtures::object(class)).await;

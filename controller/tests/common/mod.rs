@@ -10,7 +10,7 @@
 
 pub use aliquot_allocator::fixtures;
 
-use aliquot_allocator::budget::kinds;
+use aliquot_api::v1alpha1;
 use aliquot_control_plane::{Controllers, Handle, Options, PodDeletion, serve};
 use aliquot_controller::args::Args;
 use aliquot_controller::metrics::Metrics;
@@ -23,8 +23,8 @@ use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, ResourceExt};
-use serde_json::{Value, json};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -103,21 +103,9 @@ async fn connection_of(kubeconfig: &str) -> kube::Config {
 }
 
 impl Cluster {
-    /// Makes a kind of ours known; what its objects hold is not checked.
-    pub async fn define(&self, kind: &str, plural: &str, scope: &str) {
-        let definition: CustomResourceDefinition = fixtures::object(json!({
-            "metadata": {"name": format!("{plural}.{}", kinds::GROUP)},
-            "spec": {
-                "group": kinds::GROUP, "scope": scope,
-                "names": {"kind": kind, "plural": plural, "singular": kind.to_lowercase()},
-                "versions": [{
-                    "name": kinds::VERSION, "served": true, "storage": true, "subresources": {"status": {}},
-                    "schema": {
-                        "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
-                    },
-                }],
-            },
-        }));
+    /// Defines a kind of this driver, as the chart does.
+    pub async fn define<K: Resource<DynamicType = ()>>(&self) {
+        let definition: CustomResourceDefinition = fixtures::object(v1alpha1::definition::<K>());
         self.create_global(&definition).await;
     }
 

@@ -8,9 +8,9 @@
 )]
 
 use crate::common;
+use aliquot_api::v1alpha1::{GpuBudget, NodeUsage, resource};
 
 use aliquot_allocator::budget::account::Site;
-use aliquot_allocator::budget::kinds;
 use aliquot_allocator::substitution::ANNOTATION;
 use aliquot_control_plane::{Fault, FaultRule, Matcher};
 use common::{Cluster, Running, eventually, fixtures};
@@ -27,8 +27,8 @@ async fn start(terms: Value) -> Cluster {
 /// A cluster with a node of so many GPUs and a budget.
 async fn start_with(gpus: u32, terms: Value) -> Cluster {
     let cluster = Cluster::start().await;
-    cluster.define("GpuBudget", "gpubudgets", "Namespaced").await;
-    cluster.define("NodeUsage", "nodeusages", "Cluster").await;
+    cluster.define::<GpuBudget>().await;
+    cluster.define::<NodeUsage>().await;
     cluster.add_node("n1", gpus).await;
     let budget = fixtures::object(json!({
         "apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuBudget",
@@ -39,11 +39,11 @@ async fn start_with(gpus: u32, terms: Value) -> Cluster {
 }
 
 fn budgets(cluster: &Cluster) -> Api<DynamicObject> {
-    Api::namespaced_with(cluster.client.clone(), "default", &kinds::budgets())
+    Api::namespaced_with(cluster.client.clone(), "default", &resource::<GpuBudget>())
 }
 
 fn usages(cluster: &Cluster) -> Api<DynamicObject> {
-    Api::all_with(cluster.client.clone(), &kinds::node_usages())
+    Api::all_with(cluster.client.clone(), &resource::<NodeUsage>())
 }
 
 async fn controller(cluster: &Cluster, identity: &str) -> Running {

@@ -3,10 +3,9 @@
 #![allow(clippy::expect_used, clippy::indexing_slicing, clippy::panic, reason = "test code")]
 
 use crate::common;
+use aliquot_api::v1alpha1::{NodeLimits, NodeLimitsSpec, NodeLimitsStatus, resource};
 
-use aliquot_allocator::budget::kinds;
 use aliquot_control_plane::{Fault, FaultRule, Matcher};
-use aliquot_model::limits::{NodeLimitsSpec, NodeLimitsStatus};
 use aliquot_model::names::{COMPANION_OF, LIMITS};
 use common::{Cluster, Running, eventually, fixtures};
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -22,7 +21,7 @@ use tokio::task::JoinHandle;
 const GIB: u64 = 1 << 30;
 
 fn limits(cluster: &Cluster) -> Api<DynamicObject> {
-    Api::all_with(cluster.client.clone(), &kinds::node_limits())
+    Api::all_with(cluster.client.clone(), &resource::<NodeLimits>())
 }
 
 fn claims(cluster: &Cluster) -> Api<ResourceClaim> {
@@ -79,7 +78,7 @@ fn agent(cluster: &Arc<Cluster>) -> (JoinHandle<()>, Arc<AtomicBool>) {
 
 async fn start() -> Arc<Cluster> {
     let cluster = Cluster::start().await;
-    cluster.define("NodeLimits", "nodelimits", "Cluster").await;
+    cluster.define::<NodeLimits>().await;
     cluster.add_node("n1", 1).await;
     Arc::new(cluster)
 }

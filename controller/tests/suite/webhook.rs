@@ -2,6 +2,7 @@
 #![allow(clippy::expect_used, clippy::indexing_slicing, clippy::panic, reason = "test code")]
 
 use crate::common;
+use aliquot_api::v1alpha1::GpuBudget;
 
 use aliquot_allocator::admission::Rules;
 use aliquot_allocator::substitution::{ANNOTATION, POLICY};
@@ -482,7 +483,7 @@ async fn claims_are_expanded_where_the_namespace_says_so_and_only_while_somebody
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_is_not_ready_before_it_knows_all_budgets() {
     let cluster = Cluster::start_with(Controllers::NONE).await;
-    cluster.define("GpuBudget", "gpubudgets", "Namespaced").await;
+    cluster.define::<GpuBudget>().await;
     let refused =
         Fault::Status { code: 500, reason: "InternalError".into(), message: "no".into(), retry_after: None };
     let listing = Matcher::new("list", "gpubudgets").by("r1");

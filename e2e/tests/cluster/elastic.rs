@@ -1,10 +1,11 @@
 //! Limits of shares that are raised and lowered while their programs run.
 
 use crate::support::{GIB, on_cluster};
+use aliquot_api::v1alpha1::NodeLimitsSpec;
+use aliquot_api::v1alpha1::node_limits::ShareLimit;
 use aliquot_e2e::cluster::{Cluster, SYSTEM};
 use aliquot_e2e::look::device_names;
 use aliquot_e2e::objects::{self, PodManifest};
-use aliquot_model::limits::{NodeLimitsSpec, ShareLimit};
 use aliquot_model::names::{COMPANION_OF, LIMITS};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::resource::v1::ResourceClaim;

@@ -8,11 +8,9 @@ use crate::claim::ClaimRef;
 use crate::events::Events;
 use crate::prepare::{Limited, Node, Overview};
 use crate::reasons;
-use aliquot_model::limits::{KIND, NodeLimitsSpec, NodeLimitsStatus, PLURAL};
-use aliquot_model::names::API_VERSION;
+use aliquot_api::v1alpha1::{NodeLimits, NodeLimitsSpec, NodeLimitsStatus, resource};
 use futures::StreamExt;
-use kube::api::{ApiResource, DynamicObject, Patch, PatchParams};
-use kube::core::GroupVersionKind;
+use kube::api::{DynamicObject, Patch, PatchParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use serde_json::json;
@@ -85,17 +83,11 @@ struct Memory {
     told: HashSet<(String, String)>,
 }
 
-/// Returns the API resource of the object.
-fn resource() -> ApiResource {
-    let (group, version) = API_VERSION.split_once('/').unwrap_or((API_VERSION, "v1alpha1"));
-    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, KIND), PLURAL)
-}
-
 /// Reads the object. An object that cannot be read counts as absent.
 fn read(object: &DynamicObject) -> Option<Said> {
     let spec = object.data.get("spec").cloned().unwrap_or_default();
     let spec =
-        serde_json::from_value(spec).inspect_err(|error| tracing::error!(%error, "cannot read {KIND}"));
+        serde_json::from_value(spec).inspect_err(|error| tracing::error!(%error, "cannot read NodeLimits"));
     let status = object.data.get("status").cloned().and_then(|status| serde_json::from_value(status).ok());
     Some(Said {
         generation: object.metadata.generation.unwrap_or_default(),
@@ -107,7 +99,7 @@ fn read(object: &DynamicObject) -> Option<Said> {
 impl Follower {
     /// Runs until cancelled.
     pub async fn run(mut self, cancel: CancellationToken) {
-        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource());
+        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource::<NodeLimits>());
         let config = watcher::Config::default().fields(&format!("metadata.name={}", self.node_name));
         let mut events = watcher(api.clone(), config).default_backoff().boxed();
         let mut seen = Seen::Nothing;
@@ -125,7 +117,7 @@ impl Follower {
                     None => return,
                     Some(Ok(event)) => take(event, &mut seen, &mut listed),
                     // The watcher's pauses grow; most likely the kind is not defined in this cluster.
-                    Some(Err(error)) => tracing::debug!(%error, "watching {KIND}"),
+                    Some(Err(error)) => tracing::debug!(%error, "watching NodeLimits"),
                 },
             }
         }
@@ -176,7 +168,7 @@ impl Follower {
             match timeout(API_TIMEOUT, api.patch_status(&self.node_name, &params, &patch)).await {
                 Ok(Ok(_)) => said.status = status,
                 Ok(Err(error)) => {
-                    tracing::warn!(%error, "cannot answer in {KIND}, trying again");
+                    tracing::warn!(%error, "cannot answer in NodeLimits, trying again");
                     return AGAIN;
                 }
                 Err(_) => return AGAIN,

@@ -4,7 +4,7 @@ use super::{Node, PrepareError};
 use crate::ledger::Ledger;
 use crate::limits::{self, Verdict};
 use crate::share;
-use aliquot_model::limits::{Beyond, Refused, ShareLimit};
+use aliquot_api::v1alpha1::node_limits::{Beyond, Refused, ShareLimit};
 use std::path::Path;
 
 /// The limits that are in force now.

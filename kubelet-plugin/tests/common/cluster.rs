@@ -1,6 +1,7 @@
 //! An agent on fake GPUs, an embedded control plane, and a client that plays kubelet.
 
 use super::{DRIVER, POOL, World};
+use aliquot_api::v1alpha1;
 use aliquot_control_plane::{Controllers, Gates, Handle, Matcher, Options, PodDeletion, ServerVersion};
 use aliquot_kubelet_plugin::args::Args;
 use aliquot_kubelet_plugin::run;
@@ -12,7 +13,7 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
-use kube::{Api, Client};
+use kube::{Api, Client, Resource};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -104,20 +105,9 @@ impl Cluster {
         Self { world, plane, client }
     }
 
-    /// A kind of ours, for the whole cluster, with anything in it.
-    pub async fn define(&self, kind: &str, plural: &str, singular: &str) {
-        let definition: CustomResourceDefinition = serde_json::from_value(json!({
-            "metadata": {"name": format!("{plural}.aliquot.dev")},
-            "spec": {
-                "group": "aliquot.dev", "scope": "Cluster",
-                "names": {"kind": kind, "plural": plural, "singular": singular},
-                "versions": [{
-                    "name": "v1alpha1", "served": true, "storage": true, "subresources": {"status": {}},
-                    "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}},
-                }],
-            },
-        }))
-        .unwrap();
+    /// Defines a kind of this driver, as the chart does.
+    pub async fn define<K: Resource<DynamicType = ()>>(&self) {
+        let definition = serde_json::from_value(v1alpha1::definition::<K>()).unwrap();
         let definitions: Api<CustomResourceDefinition> = Api::all(self.client.clone());
         definitions.create(&PostParams::default(), &definition).await.unwrap();
     }

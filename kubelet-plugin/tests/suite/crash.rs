@@ -12,10 +12,11 @@ use crate::common;
 mod metadata;
 mod unload;
 
+use aliquot_api::v1alpha1::NodeUsageStatus;
 use aliquot_kubelet_plugin::claim::Request;
 use aliquot_kubelet_plugin::ledger::State;
 use aliquot_kubelet_plugin::prepare::{Node, Prepared};
-use aliquot_model::usage::{MicroGpus, NodeUsageStatus};
+use aliquot_model::MicroGpus;
 use aliquot_model::{MigProfile, ProfileName};
 use aliquot_nvml::NvmlCode;
 use aliquot_nvml::fake::until_killed;

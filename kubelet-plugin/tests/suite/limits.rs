@@ -9,9 +9,10 @@
 )]
 
 use crate::common;
+use aliquot_api::v1alpha1::{NodeLimits, NodeLimitsSpec, NodeLimitsStatus};
 
+use aliquot_api::v1alpha1::node_limits::{ShareLimit, ShareName};
 use aliquot_kubelet_plugin::execute::Probe;
-use aliquot_model::limits::{NodeLimitsSpec, NodeLimitsStatus, ShareLimit, ShareName};
 use aliquot_nvml::fake::{FakeGpus, Killed, h100_80};
 use aliquot_quota::QuotaFile;
 use common::cluster::{Cluster, eventually};
@@ -137,7 +138,7 @@ fn a_share_that_grew_leaves_less_for_others_and_is_made_so_after_a_reboot() {
 
 async fn cluster() -> Cluster {
     let cluster = Cluster::new(world()).await;
-    cluster.define("NodeLimits", "nodelimits", "nodelimits").await;
+    cluster.define::<NodeLimits>().await;
     cluster
 }
 

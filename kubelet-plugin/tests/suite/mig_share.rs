@@ -13,10 +13,11 @@ use crate::common;
 mod kills;
 mod strangers;
 
+use aliquot_api::v1alpha1::NodeUsageStatus;
 use aliquot_kubelet_plugin::claim::Request;
 use aliquot_kubelet_plugin::ledger::State;
+use aliquot_model::MicroGpus;
 use aliquot_model::hold::Hold;
-use aliquot_model::usage::{MicroGpus, NodeUsageStatus};
 use aliquot_model::{MigUuid, Placement};
 use aliquot_nvml::fake::{FakeGpus, h100_80};
 use aliquot_nvml::{GpuProcess, Gpus, ProcessKind};

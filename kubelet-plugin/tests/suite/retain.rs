@@ -10,10 +10,10 @@
 
 use crate::common;
 
+use aliquot_api::v1alpha1::NodeUsageStatus;
 use aliquot_kubelet_plugin::claim::Request;
 use aliquot_kubelet_plugin::prepare::{Node, PrepareError};
 use aliquot_model::hold::Hold;
-use aliquot_model::usage::NodeUsageStatus;
 use aliquot_nvml::Gpus;
 use aliquot_nvml::fake::until_killed;
 use aliquot_nvml::fake::{FakeGpus, h100_80};

@@ -8,9 +8,10 @@
 )]
 
 use crate::common;
+use aliquot_api::v1alpha1::{NodeUsage, NodeUsageSpec, NodeUsageStatus};
 
 use aliquot_control_plane::{Fault, FaultRule, Matcher};
-use aliquot_model::usage::{MicroGpus, NodeUsageSpec, NodeUsageStatus};
+use aliquot_model::MicroGpus;
 use aliquot_nvml::fake::{FakeGpus, h100_80};
 use common::World;
 use common::cluster::{Agent, Cluster, eventually, of_agent};
@@ -22,7 +23,7 @@ use serde_json::json;
 
 async fn cluster() -> Cluster {
     let cluster = Cluster::new(World::new(FakeGpus::new([h100_80(0), h100_80(1)]))).await;
-    cluster.define("NodeUsage", "nodeusages", "nodeusage").await;
+    cluster.define::<NodeUsage>().await;
     cluster
 }
 

@@ -21,10 +21,10 @@ mod stored;
 mod uses;
 
 pub use sight::{Allocated, Released, Sight, Site, Taken};
-pub use stored::{MOST_BYTES, Stored};
+pub use stored::MOST_BYTES;
 
 use super::profile::{Profile, Spent, signed};
-use aliquot_model::usage::MicroGpus;
+use aliquot_model::MicroGpus;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use uses::{Charge, Marks, Moment, Uses};

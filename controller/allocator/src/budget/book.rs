@@ -12,11 +12,12 @@ pub use sights::{AllocatedClaim, Presence};
 
 use super::account::Extent;
 use super::amount;
-use super::kinds::{Budget, Enforcement, NodeUsage, Terms};
+use super::kinds::{Budget, NodeReport, Terms};
 use super::status::Standing;
 use crate::api_time;
 use crate::snapshot::{ObjectKey, Uid};
-use aliquot_model::usage::Release;
+use aliquot_api::v1alpha1::gpu_budget::Enforcement;
+use aliquot_api::v1alpha1::node_usage::Release;
 use entry::{Entry, account_of};
 use serde_json::Value;
 use sights::Sights;
@@ -212,7 +213,7 @@ impl Book {
     }
 
     /// Takes in what a node reports now.
-    pub fn apply_usage(&mut self, usage: NodeUsage) {
+    pub fn apply_usage(&mut self, usage: NodeReport) {
         self.sights.apply_usage(usage);
     }
 
@@ -223,7 +224,7 @@ impl Book {
     }
 
     /// Replaces the records of all nodes.
-    pub fn reset_usages(&mut self, usages: Vec<NodeUsage>) {
+    pub fn reset_usages(&mut self, usages: Vec<NodeReport>) {
         self.synced.1 = true;
         let kept: HashSet<&Arc<str>> = usages.iter().map(|usage| &usage.node).collect();
         self.counted.retain(|node, _| kept.contains(node));
@@ -314,7 +315,7 @@ impl Book {
 
     /// Returns true if a release is counted for good and would not be counted again if the node came back and
     /// listed it anew: it is older than every window of its namespace.
-    fn is_past(&self, usage: &NodeUsage, release: &Release, now: i64) -> bool {
+    fn is_past(&self, usage: &NodeReport, release: &Release, now: i64) -> bool {
         let keys = self.of_namespace.get(release.claim.namespace.as_str()).into_iter().flatten();
         let mut entries = keys.filter_map(|key| self.budgets.get(key));
         release.number <= usage.acknowledged() && entries.all(|entry| release.until <= entry.counts_from(now))
@@ -421,7 +422,7 @@ impl Book {
 
     /// Returns the number of releases that nodes list and that are not acknowledged, for metrics.
     pub fn pending_releases(&self) -> usize {
-        let pending = |usage: &NodeUsage| {
+        let pending = |usage: &NodeReport| {
             let acknowledged = usage.acknowledged();
             usage.spec.released.iter().filter(|release| release.number > acknowledged).count()
         };

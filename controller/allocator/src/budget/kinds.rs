@@ -1,75 +1,16 @@
 //! `GpuBudget` as it is in the API. It is read leniently: an object that cannot be understood says so in its
 //! status, and does not disturb any other.
 
-use super::account::Stored;
 use super::amount;
 use super::profile::Spent;
 use super::window::Window;
 use crate::api_time;
 use crate::snapshot::{ObjectKey, Uid};
-use aliquot_model::limits;
-use aliquot_model::usage::{self, NodeUsageSpec, NodeUsageStatus};
-use kube::api::{ApiResource, DynamicObject};
-use kube::core::GroupVersionKind;
-use serde::Deserialize;
+use aliquot_api::v1alpha1::gpu_budget::{self, Enforcement, Substitutes};
+use aliquot_api::v1alpha1::{GpuBudgetSpec, NodeUsageSpec, NodeUsageStatus};
+use kube::api::DynamicObject;
 use serde_json::Value;
 use std::sync::Arc;
-
-/// API group of this driver's kinds.
-pub const GROUP: &str = "aliquot.dev";
-/// API version of this driver's kinds.
-pub const VERSION: &str = "v1alpha1";
-/// Kind of a budget.
-pub const BUDGET: &str = "GpuBudget";
-/// Plural name of the kind.
-pub const BUDGETS: &str = "gpubudgets";
-
-/// Returns the API resource of budgets.
-pub fn budgets() -> ApiResource {
-    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, VERSION, BUDGET), BUDGETS)
-}
-
-/// Returns the API resource of node usages, in which nodes report releases.
-pub fn node_usages() -> ApiResource {
-    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, VERSION, usage::KIND), usage::PLURAL)
-}
-
-/// Returns the API resource of node limits, in which nodes are told the limits of shares.
-pub fn node_limits() -> ApiResource {
-    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, VERSION, limits::KIND), limits::PLURAL)
-}
-
-/// The consequence of a used-up budget.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-pub enum Enforcement {
-    /// Events report it; nothing else changes.
-    Warn,
-    /// New pods get the budget's priority class; running pods are the first victims.
-    LowerPriority,
-    /// New pods wait for their devices.
-    Refuse,
-}
-
-impl Enforcement {
-    /// Returns the name of the value in the API.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Warn => "Warn",
-            Self::LowerPriority => "LowerPriority",
-            Self::Refuse => "Refuse",
-        }
-    }
-}
-
-/// The profile that a claim is charged for if it was given a larger one than it asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-pub enum Substitutes {
-    /// The profile that it was given: no other claim can have it.
-    #[default]
-    Given,
-    /// The profile that it asked for.
-    Asked,
-}
 
 /// The terms of a budget.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,34 +27,14 @@ pub struct Terms {
     pub substitutes: Substitutes,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct RawSpec {
-    gpu_hours: Value,
-    window: RawWindow,
-    #[serde(default)]
-    enforcement: Option<Enforcement>,
-    #[serde(default)]
-    lower_priority_class_name: Option<String>,
-    #[serde(default)]
-    charge_substitutes_as: Option<Substitutes>,
-}
-
-#[derive(Debug, Deserialize)]
-struct RawWindow {
-    #[serde(default)]
-    rolling: Option<String>,
-    #[serde(default)]
-    calendar: Option<String>,
-}
-
 impl Terms {
     /// Reads `spec`.
     ///
     /// # Errors
     /// A sentence that names the field. The schema refuses most errors before.
     pub fn read(spec: &Value) -> Result<Self, String> {
-        let raw: RawSpec = serde_json::from_value(spec.clone()).map_err(|error| format!("spec: {error}"))?;
+        let raw: GpuBudgetSpec =
+            serde_json::from_value(spec.clone()).map_err(|error| format!("spec: {error}"))?;
         let hours = match &raw.gpu_hours {
             Value::String(text) => text.clone(),
             other => other.to_string(),
@@ -156,7 +77,7 @@ pub struct Budget {
     /// The terms of the budget, or the error in its spec.
     pub terms: Result<Terms, String>,
     /// `status.account`
-    pub stored: Option<Stored>,
+    pub stored: Option<gpu_budget::Account>,
     /// `status`
     pub status: Value,
 }
@@ -199,7 +120,7 @@ impl Budget {
 
 /// The usage that a node reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeUsage {
+pub struct NodeReport {
     /// Name of the node.
     pub node: Arc<str>,
     /// `resourceVersion`
@@ -210,7 +131,7 @@ pub struct NodeUsage {
     pub status: NodeUsageStatus,
 }
 
-impl NodeUsage {
+impl NodeReport {
     /// Reads an object; `None` if it is malformed.
     pub fn read(object: &DynamicObject) -> Option<Self> {
         let part = |name: &str| object.data.get(name).cloned();

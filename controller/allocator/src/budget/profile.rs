@@ -3,7 +3,7 @@
 //! averaged over the cells of a grid. Then it is no longer known when within a cell something was charged,
 //! but over all cells together not a millionth of a GPU for a second is lost.
 
-use aliquot_model::usage::MicroGpus;
+use aliquot_model::MicroGpus;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;

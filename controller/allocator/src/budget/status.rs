@@ -2,11 +2,12 @@
 
 use super::account::Account;
 use super::amount;
-use super::kinds::{Budget, Enforcement, Terms};
+use super::kinds::{Budget, Terms};
 use super::profile::{Crossing, Spent};
 use super::window::Window;
 use crate::api_time::time;
-use aliquot_model::usage::MicroGpus;
+use aliquot_api::v1alpha1::gpu_budget::Enforcement;
+use aliquot_model::MicroGpus;
 use serde_json::{Value, json};
 
 /// Type of the condition in the status.

@@ -6,7 +6,7 @@ use super::cheapest::{combinations, next};
 use crate::budget::part;
 use crate::hold;
 use crate::snapshot::{Allocation, Claim, Held, ObjectKey, Pod, Snapshot, Sym, Uid, gpu_of_name};
-use aliquot_model::usage::MicroGpus;
+use aliquot_model::MicroGpus;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
 //! The amounts that quotas count: bytes of memory, percent of a GPU's compute, whole GPUs.
 
+use aliquot_api::v1alpha1::gpu_quota::{Given, Used};
 use aliquot_model::DeviceKind;
 use std::ops::Add;
 
@@ -72,6 +73,12 @@ impl Amount {
             // Administrative access exists beside other holders of the GPU and takes nothing from them.
             DeviceKind::Admin => Self::default(),
         }
+    }
+}
+
+impl From<Amount> for Used {
+    fn from(amount: Amount) -> Self {
+        Self { memory: Given(amount.memory), cores: Given(amount.cores), gpus: Given(amount.gpus) }
     }
 }
 

@@ -3,10 +3,12 @@
 //! Decisions that are being written count already. So if two pods are decided one after the other, the second
 //! decision takes into account what the first pod was given.
 
-use super::{Amount, GpuQuota, GpuQuotaStatus, Limit};
+use super::limit::limits;
+use super::{Amount, Limit};
 use crate::elastic::Size;
 use crate::quantity::Quantity;
 use crate::snapshot::{Allocation, Held, Layout, ObjectKey, Snapshot, Sym};
+use aliquot_api::v1alpha1::{GpuQuota, GpuQuotaStatus};
 use aliquot_model::{DeviceKind, DeviceName};
 use k8s_openapi::api::resource::v1::{AllocationResult, DeviceRequestAllocationResult};
 use std::collections::HashMap;
@@ -202,9 +204,7 @@ impl Ledger {
         }
         let (used, _) = self.used(index, namespace);
         self.of_namespace(namespace).into_iter().any(|(_, quota)| {
-            quota
-                .spec
-                .limits()
+            limits(&quota.spec)
                 .into_iter()
                 .any(|(limit, hard)| hard.is_some_and(|hard| limit.of(&used) > hard))
         })
@@ -247,7 +247,7 @@ fn exceeded(key: &ObjectKey, quota: &GpuQuota, used: Amount, claims: &[(Amount, 
         }
     }
     let asked = claims.iter().fold(Amount::default(), |sum, (amount, _)| sum + *amount);
-    quota.spec.limits().into_iter().find_map(|(limit, hard)| {
+    limits(&quota.spec).into_iter().find_map(|(limit, hard)| {
         let (hard, used, asked) = (hard?, limit.of(&used), limit.of(&asked));
         // What takes nothing of this figure may always be allocated.
         (asked > 0 && used.saturating_add(asked) > hard).then(|| Excess {

@@ -2,6 +2,8 @@
 
 use super::Amount;
 use crate::quantity::Bytes;
+use aliquot_api::v1alpha1::GpuQuotaSpec;
+use aliquot_api::v1alpha1::gpu_quota::Hard;
 
 /// A figure that a quota limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,4 +46,11 @@ impl Limit {
             Self::Cores | Self::Gpus | Self::Devices => figure.to_string(),
         }
     }
+}
+
+/// Returns a quota's limits on all claims together, with the figure that each limits.
+pub fn limits(spec: &GpuQuotaSpec) -> [(Limit, Option<u64>); 3] {
+    let Hard { memory, cores, gpus } = spec.hard;
+    [(Limit::Memory, memory), (Limit::Cores, cores), (Limit::Gpus, gpus)]
+        .map(|(limit, given)| (limit, given.map(|given| given.0)))
 }

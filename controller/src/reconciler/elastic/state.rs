@@ -3,7 +3,7 @@
 use aliquot_allocator::elastic::Wish;
 use aliquot_allocator::queue::Rank;
 use aliquot_allocator::snapshot::{Claim, CompanionOf, ObjectKey, Snapshot, Uid};
-use aliquot_model::limits::{NodeLimitsSpec, NodeLimitsStatus};
+use aliquot_api::v1alpha1::{NodeLimitsSpec, NodeLimitsStatus};
 use kube::api::DynamicObject;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Bound;

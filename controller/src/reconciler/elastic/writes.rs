@@ -6,7 +6,8 @@ use crate::writer::WriteError;
 use aliquot_allocator::elastic::Size;
 use aliquot_allocator::quantity::Quantity;
 use aliquot_allocator::snapshot::{Allocation, Change, Claim, CompanionOf, Held, ObjectKey, Uid};
-use aliquot_model::limits::{NodeLimitsSpec, ShareLimit, ShareName};
+use aliquot_api::v1alpha1::NodeLimitsSpec;
+use aliquot_api::v1alpha1::node_limits::{ShareLimit, ShareName};
 use aliquot_model::names::COMPANION_OF;
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 use k8s_openapi::api::resource::v1::{

@@ -1,7 +1,7 @@
 use super::*;
 use aliquot_allocator::elastic::Size;
 use aliquot_allocator::snapshot::Claim;
-use aliquot_model::limits::{NodeLimitsSpec, NodeLimitsStatus};
+use aliquot_api::v1alpha1::{NodeLimitsSpec, NodeLimitsStatus};
 use aliquot_model::names::{COMPANION_OF, LIMITS};
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 
@@ -248,7 +248,7 @@ fn nothing_is_given_back_that_is_still_in_use() {
     world.wish(Some("memory=4Gi"));
     assert_eq!(world.serve(&mut api), Some("limit"));
     let share = api.spec.as_ref().expect("told").shares[0].share.clone();
-    api.status.beyond = vec![aliquot_model::limits::Beyond { share, used_bytes: 15 * GIB }];
+    api.status.beyond = vec![aliquot_api::v1alpha1::node_limits::Beyond { share, used_bytes: 15 * GIB }];
     world.node_confirms(&mut api);
     assert_eq!(world.serve(&mut api), None);
     assert_eq!(world.standing(&api), (Some(size(4, 30)), size(20, 30)));

@@ -4,11 +4,11 @@
 use super::super::audits::{consumed, results};
 use super::super::common::{Cluster, fixtures};
 use super::{Given, RealNode};
-use aliquot_allocator::budget::kinds;
+use aliquot_api::v1alpha1::{
+    NodeLimits, NodeLimitsSpec, NodeLimitsStatus, NodeUsage, NodeUsageSpec, NodeUsageStatus, resource,
+};
 use aliquot_kubelet_plugin::ledger::State;
-use aliquot_model::limits::{NodeLimitsSpec, NodeLimitsStatus};
 use aliquot_model::names::{API_VERSION, COMPANION_OF};
-use aliquot_model::usage::{KIND, NodeUsageSpec, NodeUsageStatus};
 use aliquot_quota::QuotaFile;
 use kube::Api;
 use kube::api::{DynamicObject, Patch, PatchParams};
@@ -33,7 +33,7 @@ impl RealNode {
     /// As the agent's reporter: what was acknowledged is forgotten, and what the ledger has is written down
     /// where it is not what the API has.
     async fn report(&mut self, cluster: &Cluster) {
-        let api: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &kinds::node_usages());
+        let api: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &resource::<NodeUsage>());
         let found = api.get_opt(&self.name).await.expect("usage");
         let status: NodeUsageStatus = part(found.as_ref(), "status");
         let published: NodeUsageSpec = part(found.as_ref(), "spec");
@@ -44,7 +44,7 @@ impl RealNode {
         self.owed = spec.released.len();
         if spec != published {
             let object = json!({
-                "apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": self.name}, "spec": spec,
+                "apiVersion": API_VERSION, "kind": "NodeUsage", "metadata": {"name": self.name}, "spec": spec,
             });
             let params = PatchParams::apply(fixtures::DRIVER).force();
             api.patch(&self.name, &params, &Patch::Apply(&object)).await.expect("told");
@@ -53,7 +53,7 @@ impl RealNode {
 
     /// As the agent's follower: what shares may use is brought to ledger and quota files, and confirmed.
     async fn keep_limits(&mut self, cluster: &Cluster) {
-        let api: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &kinds::node_limits());
+        let api: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &resource::<NodeLimits>());
         let found = api.get_opt(&self.name).await.expect("limits");
         let spec: NodeLimitsSpec = part(found.as_ref(), "spec");
         let Some(limited) = self.work(|node| node.limit(&spec.shares)) else { return };

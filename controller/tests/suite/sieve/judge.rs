@@ -4,8 +4,8 @@ use super::world::World;
 use crate::audits::evictions::evictions;
 use crate::audits::{gangs, lost_under_a_pod, results, shares};
 use crate::common::auditor;
-use aliquot_allocator::budget::kinds;
 use aliquot_allocator::snapshot::GOING_BACK;
+use aliquot_api::v1alpha1;
 use aliquot_control_plane::AuditEntry;
 use aliquot_model::names::{BINDING, COMPANION_OF, HOLD_OF, RECLAIM, SCHEDULING_GATE, WILL};
 use serde_json::Value;
@@ -116,12 +116,12 @@ pub fn left(world: &World) -> Vec<String> {
     let mut left: Vec<String> = claims(world).iter().map(|claim| format!("claim {}", name(claim))).collect();
     left.extend(wills(world).iter().map(|will| format!("will {}", name(will))));
     left.extend(noted_places(world));
-    for limits in objects(world, kinds::GROUP, "nodelimits") {
+    for limits in objects(world, v1alpha1::GROUP, "nodelimits") {
         if limits["spec"]["shares"].as_array().is_some_and(|shares| !shares.is_empty()) {
             left.push(format!("limits of node {}: {}", name(&limits), limits["spec"]));
         }
     }
-    for budget in objects(world, kinds::GROUP, kinds::BUDGETS) {
+    for budget in objects(world, v1alpha1::GROUP, "gpubudgets") {
         if budget["status"]["claims"].as_u64().unwrap_or(0) > 0 {
             left.push(format!("budget {} counts {}", name(&budget), budget["status"]["claims"]));
         }

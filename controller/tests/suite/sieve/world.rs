@@ -3,7 +3,7 @@
 use super::case::Kind;
 use crate::audits::{consumed, results};
 use crate::common::{Cluster, eventually, fixtures};
-use aliquot_allocator::budget::kinds;
+use aliquot_api::v1alpha1::{self, NodeLimits, resource};
 use aliquot_control_plane::{Options, PodDeletion};
 use aliquot_model::layout::AllocatorMode;
 use aliquot_model::names::WILL;
@@ -298,14 +298,14 @@ impl World {
 
     /// What agents of nodes do with limits: they keep them at once.
     async fn keep_limits(&self) {
-        for limits in self.cluster.handle.objects(kinds::GROUP, "nodelimits", "") {
+        for limits in self.cluster.handle.objects(v1alpha1::GROUP, "nodelimits", "") {
             let generation = &limits["metadata"]["generation"];
             if limits["status"]["observedGeneration"] != *generation {
                 let version = &limits["metadata"]["resourceVersion"];
                 let patch = json!({"metadata": {"resourceVersion": version},
                     "status": {"observedGeneration": generation}});
                 let api: Api<DynamicObject> =
-                    Api::all_with(self.cluster.client.clone(), &kinds::node_limits());
+                    Api::all_with(self.cluster.client.clone(), &resource::<NodeLimits>());
                 let name = limits["metadata"]["name"].as_str().expect("a name");
                 // The controller may have written in between.
                 drop(api.patch_status(name, &PatchParams::default(), &Patch::Merge(&patch)).await);
@@ -321,9 +321,10 @@ impl World {
 
     /// An object of a kind of ours.
     pub async fn custom(&self, kind: &str, namespace: &str, spec: Value) {
-        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(kinds::GROUP, kinds::VERSION, kind));
+        let resource =
+            ApiResource::from_gvk(&GroupVersionKind::gvk(v1alpha1::GROUP, v1alpha1::VERSION, kind));
         let object = fixtures::object(json!({
-            "apiVersion": format!("{}/{}", kinds::GROUP, kinds::VERSION), "kind": kind,
+            "apiVersion": format!("{}/{}", v1alpha1::GROUP, v1alpha1::VERSION), "kind": kind,
             "metadata": {"name": "gpu", "namespace": namespace}, "spec": spec,
         }));
         let api: Api<DynamicObject> = Api::namespaced_with(self.cluster.client.clone(), namespace, &resource);
@@ -346,7 +347,7 @@ impl World {
 
     /// What an object's field is, as the API has it.
     pub fn field(&self, plural: &str, namespace: &str, name: &str, field: &str) -> Value {
-        let object = self.cluster.handle.object(kinds::GROUP, plural, namespace, name);
+        let object = self.cluster.handle.object(v1alpha1::GROUP, plural, namespace, name);
         object.and_then(|object| object.pointer(field).cloned()).unwrap_or_default()
     }
 

@@ -3,8 +3,8 @@
 use super::common::kill::killer;
 use super::common::{World, now, request};
 use super::{ALIVE, claims, file, populate, read, world, write};
+use aliquot_api::v1alpha1::NodeUsageStatus;
 use aliquot_kubelet_plugin::prepare::{Conclusion, Node, Prepared};
-use aliquot_model::usage::NodeUsageStatus;
 use aliquot_nvml::Gpus;
 use aliquot_nvml::fake::{h100_80, until_killed};
 use jiff::Timestamp;

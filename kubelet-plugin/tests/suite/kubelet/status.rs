@@ -3,6 +3,7 @@
 use super::cluster;
 use crate::common::cluster::{Cluster, eventually};
 use crate::common::{DRIVER, POOL, World};
+use aliquot_api::v1alpha1::NodeLimits;
 use aliquot_control_plane::{Fault, FaultRule, Matcher};
 use aliquot_nvml::Gpus;
 use aliquot_nvml::fake::{FakeGpus, h100_80};
@@ -216,7 +217,7 @@ async fn an_agent_that_starts_anew_writes_nothing_that_is_there() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_status_says_a_limit_that_changed_while_the_share_runs() {
     let cluster = Cluster::new(World::new(FakeGpus::new([h100_80(0)]))).await;
-    cluster.define("NodeLimits", "nodelimits", "nodelimits").await;
+    cluster.define::<NodeLimits>().await;
     // Nothing but the change itself has the agent look.
     let agent = cluster.start(&["--elastic-shares=true", "--inventory-interval=1h"]).await;
     cluster.pool_where("published", |slices| !slices.is_empty()).await;

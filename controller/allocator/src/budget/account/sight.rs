@@ -1,6 +1,6 @@
 //! The observations of a claim at one moment.
 
-use aliquot_model::usage::MicroGpus;
+use aliquot_model::MicroGpus;
 use std::fmt;
 use std::str::FromStr;
 

@@ -4,8 +4,8 @@ use super::sight::Site;
 use super::uses::{Charge, MOST_SITES, Marks, Use, Uses};
 use super::{Account, MOST_CLAIMS, MOST_STORED_SETTLED};
 use crate::budget::profile::MOST_POINTS;
-use aliquot_model::usage::MicroGpus;
-use serde::{Deserialize, Serialize};
+use aliquot_api::v1alpha1::gpu_budget::{self, EarlierUse, Sites};
+use aliquot_model::MicroGpus;
 use std::fmt::{self, Display, Write};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -23,70 +23,6 @@ const POINT_BYTES: usize = 2 * 20 + 2;
 /// writers of the object. Typical are 90 bytes for each use and 12 for each change.
 pub const MOST_BYTES: usize =
     (MOST_CLAIMS + MOST_STORED_SETTLED) * (USE_BYTES + SITES_BYTES) + (MOST_POINTS + 1) * POINT_BYTES + 256;
-
-/// An account as it is stored in the budget's status.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Stored {
-    begun: i64,
-    seen: i64,
-    /// A use that began before this second and is not in `claims` is charged until it.
-    #[serde(default)]
-    watermark: Option<i64>,
-    /// Everything that is charged until `seen`, in the text form of [`crate::budget::profile::Profile`].
-    #[serde(default)]
-    pub(super) charged: String,
-    /// Uses that are kept individually; see [`Word`].
-    #[serde(default)]
-    pub(super) claims: String,
-    /// The nodes that have the devices of these uses.
-    #[serde(default)]
-    pub(super) sites: Sites,
-    /// The former stored form: uses, and what is charged in addition to them. Both fields are written as
-    /// null, because a merge patch keeps fields that it does not name.
-    #[serde(default)]
-    uses: Option<Vec<Former>>,
-    #[serde(default)]
-    history: Option<String>,
-}
-
-impl Stored {
-    /// Returns the number of bytes of text in it.
-    pub fn len(&self) -> usize {
-        self.charged.len().saturating_add(self.claims.len()).saturating_add(self.sites.text.len())
-    }
-
-    /// Returns true if nothing is charged and no claim is known.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
-/// The nodes whose devices the claims of stored uses were given. A controller that does not know this field
-/// leaves it as it is. Then it is of another moment than the account, and is ignored.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub(super) struct Sites {
-    /// The last second that was counted when this was written.
-    seen: i64,
-    /// For each use, in the order of the uses: its nodes, or `-`.
-    pub(super) text: String,
-}
-
-/// A use in the former stored form.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Former {
-    uid: String,
-    since: i64,
-    claimed: i64,
-    #[serde(default)]
-    held: Option<i64>,
-    #[serde(default)]
-    released: Option<i64>,
-    #[serde(default)]
-    micro_gpus: Option<MicroGpus>,
-    open: bool,
-}
 
 /// A stored use: `<uid>:<since>:<claimed>:<held>:<released>:<millionths of a GPU>:<1 if it goes on>`. A field
 /// that is not known is empty.
@@ -150,11 +86,11 @@ fn is_plain(uid: &str) -> bool {
 
 impl Account {
     /// Restores an account from its stored form; `None` if that cannot be read.
-    pub fn restore(stored: &Stored) -> Option<Self> {
+    pub fn restore(stored: &gpu_budget::Account) -> Option<Self> {
         let mut account = Self::new(stored.begun);
         account.seen = stored.seen;
         account.watermark = stored.watermark.unwrap_or(i64::MIN);
-        let former = stored.uses.as_deref().unwrap_or_default();
+        let earlier = stored.uses.as_deref().unwrap_or_default();
         account.charged = stored.history.as_ref().unwrap_or(&stored.charged).parse().ok()?;
         let sites = Some(&stored.sites).filter(|sites| sites.seen == stored.seen);
         let mut sites = sites.map_or("", |sites| &sites.text).split_whitespace();
@@ -165,7 +101,7 @@ impl Account {
             let sites = sites.next().unwrap_or_default().split(',').filter_map(|site| site.parse().ok());
             sites.for_each(|site| uses.was_at(site));
         }
-        for Former { uid, since, claimed, held, released, micro_gpus, open } in former {
+        for EarlierUse { uid, since, claimed, held, released, micro_gpus, open } in earlier {
             let known = Use::restored((*since, *claimed), (*held, *released), *micro_gpus, *open);
             account.uses.entry(uid.as_str().into()).or_default().push(known);
         }
@@ -174,8 +110,8 @@ impl Account {
         for (uid, marks) in known {
             account.mark(&uid, &Marks::default(), &marks);
         }
-        if !former.is_empty() {
-            // The former form did not have the charges of uses in its history.
+        if !earlier.is_empty() {
+            // The earlier form did not have the charges of uses in its history.
             let charges: Vec<Charge> = account.uses.values().flat_map(Uses::charges).collect();
             account.charge(&charges, true);
         }
@@ -185,7 +121,7 @@ impl Account {
     /// Returns the stored form: at most [`super::MOST_CLAIMS`] uses individually, and at most [`MOST_BYTES`].
     /// A use that is left out is charged until now, and now becomes the watermark. Settled uses have their
     /// own limit: those that are left out have been charged, and only a view that lags would show them.
-    pub fn store(&self) -> Stored {
+    pub fn store(&self) -> gpu_budget::Account {
         let mut room = self.most;
         let mut left_out = false;
         let mut claims = Claims { text: String::new(), sites: String::new(), at: self.seen };
@@ -213,7 +149,7 @@ impl Account {
             known.into_iter().for_each(|known| claims.push(uid, known, uses.sites()));
         }
         let watermark = if left_out { self.seen } else { self.watermark };
-        Stored {
+        gpu_budget::Account {
             begun: self.begun,
             seen: self.seen,
             watermark: Some(watermark).filter(|at| *at > i64::MIN),

@@ -5,6 +5,7 @@ mod reference;
 
 use super::*;
 use crate::budget::profile::MOST_POINTS;
+use aliquot_api::v1alpha1::gpu_budget;
 use proptest::prelude::*;
 use reference::Simple;
 
@@ -231,7 +232,7 @@ fn play_beside(
 }
 
 /// Whether a node lists a claim is not stored, and what nobody lists comes last.
-fn in_order(mut stored: Stored) -> Stored {
+fn in_order(mut stored: gpu_budget::Account) -> gpu_budget::Account {
     let sites = stored.sites.text.split_whitespace();
     let mut claims: Vec<(&str, &str)> = stored.claims.split_whitespace().zip(sites).collect();
     claims.sort_unstable();
@@ -307,7 +308,7 @@ proptest! {
     fn it_is_read_as_it_was_stored(lives in lives(), controller in away(2, 1500)) {
         let account = play(&lives, &controller, &Away::new(), 800, 3000);
         let text = serde_json::to_string(&account.store()).unwrap();
-        let stored: Stored = serde_json::from_str(&text).unwrap();
+        let stored: gpu_budget::Account = serde_json::from_str(&text).unwrap();
         let restored = Account::restore(&stored).unwrap();
         prop_assert_eq!(in_order(restored.store()), in_order(stored));
         prop_assert_eq!(restored.running(), account.running());
@@ -550,7 +551,7 @@ fn uses_without_a_release_are_forgotten_from_the_oldest_on_and_their_release_is_
 
 #[test]
 fn an_account_in_the_former_form_is_read_and_written_in_the_new_one() {
-    let stored: Stored = serde_json::from_value(serde_json::json!({
+    let stored: gpu_budget::Account = serde_json::from_value(serde_json::json!({
         "begun": 0, "seen": 1000, "history": "100:250000 200:-250000",
         "uses": [
             {"uid": "a", "claim": "a", "since": 400, "claimed": 1000, "microGpus": 250_000, "open": true},

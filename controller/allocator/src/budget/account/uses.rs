@@ -17,7 +17,7 @@
 //! doubted ([`Uses::doubts`]) until something shows that it is another use.
 
 use super::sight::{Allocated, Released, Sight, Site, Taken};
-use aliquot_model::usage::MicroGpus;
+use aliquot_model::MicroGpus;
 
 /// The longest time that the API normally shows an allocation after the node's release, in seconds: the
 /// kubelet has to report that the pod ended, and kube-controller-manager has to act on it.

@@ -1,10 +1,12 @@
 //! One budget in the book: its account, its standing, and when its status is written.
 
 use super::{Action, HEARTBEAT};
-use crate::budget::account::{Account, Extent, Stored};
-use crate::budget::kinds::{Budget, Substitutes};
+use crate::budget::account::{Account, Extent};
+use crate::budget::kinds::Budget;
 use crate::budget::status::{self, Standing};
 use crate::budget::window;
+use aliquot_api::v1alpha1::gpu_budget;
+use aliquot_api::v1alpha1::gpu_budget::Substitutes;
 use serde_json::{Value, json};
 
 /// The bytes per second that changes of claims may add to etcd's log, for each budget.
@@ -35,7 +37,7 @@ pub(super) struct Entry {
     pub(super) changed: u64,
     pub(super) writing: Option<u64>,
     /// The stored forms that the controller wrote or is writing.
-    pub(super) ours: Vec<Stored>,
+    pub(super) ours: Vec<gpu_budget::Account>,
     stored_at: i64,
     /// When the status was last found to be equal to the stored one.
     compared_at: i64,

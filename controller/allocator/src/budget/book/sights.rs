@@ -2,9 +2,11 @@
 //! since the last look.
 
 use super::super::account::{Allocated, Released, Sight, Site, Taken};
-use super::super::kinds::{NodeUsage, Substitutes};
+use super::super::kinds::NodeReport;
 use crate::snapshot::{ObjectKey, Uid};
-use aliquot_model::usage::{HeldClaim, MicroGpus, Release};
+use aliquot_api::v1alpha1::gpu_budget::Substitutes;
+use aliquot_api::v1alpha1::node_usage::{HeldClaim, Release};
+use aliquot_model::MicroGpus;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Bound::{self, Excluded, Unbounded};
 use std::sync::Arc;
@@ -47,7 +49,7 @@ pub enum Presence {
 
 #[derive(Debug)]
 struct Node {
-    usage: NodeUsage,
+    usage: NodeReport,
     presence: Presence,
 }
 
@@ -132,7 +134,7 @@ impl Sights {
     }
 
     /// Takes in what a node reports now.
-    pub(super) fn apply_usage(&mut self, usage: NodeUsage) {
+    pub(super) fn apply_usage(&mut self, usage: NodeReport) {
         let presence = self.nodes.get(&usage.node).map(|node| node.presence).unwrap_or_default();
         self.exchange(&usage.node.clone(), Some(Node { usage, presence }));
     }
@@ -143,7 +145,7 @@ impl Sights {
     }
 
     /// Replaces the records of all nodes.
-    pub(super) fn reset_usages(&mut self, usages: Vec<NodeUsage>) {
+    pub(super) fn reset_usages(&mut self, usages: Vec<NodeReport>) {
         let kept: HashSet<&Arc<str>> = usages.iter().map(|usage| &usage.node).collect();
         let gone: Vec<Arc<str>> = self.nodes.keys().filter(|node| !kept.contains(node)).cloned().collect();
         for node in gone {
@@ -284,13 +286,13 @@ impl Sights {
     }
 
     /// Returns the records of nodes that are gone or have releases to acknowledge.
-    pub(super) fn waiting(&self) -> impl Iterator<Item = &NodeUsage> {
+    pub(super) fn waiting(&self) -> impl Iterator<Item = &NodeReport> {
         self.waiting.iter().filter_map(|name| self.nodes.get(name)).map(|node| &node.usage)
     }
 
     /// Returns true if a node is gone and no claim that it held has its devices any more: such a claim itself
     /// shows what is to be charged. A node that is gone only for a while would miss its record.
-    pub(super) fn is_over(&self, usage: &NodeUsage) -> bool {
+    pub(super) fn is_over(&self, usage: &NodeReport) -> bool {
         let is_gone = self.nodes.get(&usage.node).is_some_and(|node| node.presence == Presence::Gone);
         is_gone && !usage.spec.held.iter().any(|held| self.key_of.contains_key(held.uid.as_str()))
     }

@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::budget::account::{Account, Allocated, Sight, Site};
-use aliquot_model::usage::{HeldClaim, MicroGpus, NodeUsageSpec, NodeUsageStatus};
+use aliquot_api::v1alpha1::node_usage::HeldClaim;
+use aliquot_api::v1alpha1::{NodeUsageSpec, NodeUsageStatus};
+use aliquot_model::MicroGpus;
 use kube::api::DynamicObject;
 use rstest::rstest;
 use serde_json::json;
@@ -11,7 +13,7 @@ use serde_json::json;
 struct World {
     book: Book,
     budget: DynamicObject,
-    usage: NodeUsage,
+    usage: NodeReport,
     version: u64,
     claims: Vec<AllocatedClaim>,
     nodes: HashSet<Arc<str>>,
@@ -33,8 +35,12 @@ impl World {
             "spec": spec,
         }));
         let spec = NodeUsageSpec { ledger: "l1".to_owned(), ..NodeUsageSpec::default() };
-        let usage =
-            NodeUsage { node: "n1".into(), version: String::new(), spec, status: NodeUsageStatus::default() };
+        let usage = NodeReport {
+            node: "n1".into(),
+            version: String::new(),
+            spec,
+            status: NodeUsageStatus::default(),
+        };
         let mut world = Self {
             book: Book::default(),
             budget,
@@ -518,7 +524,7 @@ fn a_large_account_is_not_written_for_each_claim_but_no_later_than_a_heartbeat()
 }
 
 /// A node that says of a claim of the namespace what it likes.
-fn stolen(claim: &str, released: bool) -> NodeUsage {
+fn stolen(claim: &str, released: bool) -> NodeReport {
     let claim = HeldClaim {
         namespace: "team".to_owned(),
         name: claim.to_owned(),
@@ -532,7 +538,7 @@ fn stolen(claim: &str, released: bool) -> NodeUsage {
         false => (vec![claim], Vec::new()),
     };
     let spec = NodeUsageSpec { ledger: "l".to_owned(), held, released };
-    NodeUsage { node: "stolen".into(), version: String::new(), spec, status: NodeUsageStatus::default() }
+    NodeReport { node: "stolen".into(), version: String::new(), spec, status: NodeUsageStatus::default() }
 }
 
 #[rstest]

@@ -5,7 +5,7 @@ use crate::common::eventually;
 use crate::common::fixtures::{self, partition, released, request, share};
 use crate::sieve::world::World;
 use aliquot_allocator::budget::account::Site;
-use aliquot_allocator::budget::kinds;
+use aliquot_api::v1alpha1::{GpuBudget, GpuQuota, NodeLimits, NodeUsage, resource};
 use aliquot_model::names::LIMITS;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::Api;
@@ -18,9 +18,7 @@ const GIB: u64 = 1 << 30;
 pub const ELASTIC: Scenario = Scenario {
     name: "elastic",
     args: &["--elastic-shares=true"],
-    prepare: |world| {
-        Box::pin(async move { world.cluster.define("NodeLimits", "nodelimits", "Cluster").await })
-    },
+    prepare: |world| Box::pin(async move { world.cluster.define::<NodeLimits>().await }),
     play: |world| {
         Box::pin(async move {
             world.lone("a", share("r", "10Gi", "30")).await;
@@ -39,13 +37,13 @@ pub const ELASTIC: Scenario = Scenario {
 };
 
 async fn budget_kinds(world: &World) {
-    world.cluster.define("GpuBudget", "gpubudgets", "Namespaced").await;
-    world.cluster.define("NodeUsage", "nodeusages", "Cluster").await;
+    world.cluster.define::<GpuBudget>().await;
+    world.cluster.define::<NodeUsage>().await;
 }
 
 /// Says it of node n1.
 async fn say(world: &World, numbers: &[u64], until: i64) {
-    let api: Api<DynamicObject> = Api::all_with(world.cluster.client.clone(), &kinds::node_usages());
+    let api: Api<DynamicObject> = Api::all_with(world.cluster.client.clone(), &resource::<NodeUsage>());
     let apply = PatchParams::apply("agent").force();
     api.patch("n1", &apply, &Patch::Apply(&released(numbers, until))).await.expect("applied");
 }
@@ -54,7 +52,7 @@ async fn say(world: &World, numbers: &[u64], until: i64) {
 async fn were_seen(world: &World, numbers: &[u64], now: i64) {
     let account = fixtures::account_of_seen(numbers, now, &Site::of("n1").to_string());
     let budgets: Api<DynamicObject> =
-        Api::namespaced_with(world.cluster.client.clone(), "default", &kinds::budgets());
+        Api::namespaced_with(world.cluster.client.clone(), "default", &resource::<GpuBudget>());
     let patch = Patch::Merge(json!({"status": {"account": account}}));
     budgets.patch_status("gpu", &PatchParams::default(), &patch).await.expect("stored");
 }
@@ -139,7 +137,7 @@ pub const QUOTA: Scenario = Scenario {
     wait: &["c"],
     prepare: |world| {
         Box::pin(async move {
-            world.cluster.define("GpuQuota", "gpuquotas", "Namespaced").await;
+            world.cluster.define::<GpuQuota>().await;
             world.custom("GpuQuota", "default", json!({"hard": {"gpus": 1}})).await;
         })
     },

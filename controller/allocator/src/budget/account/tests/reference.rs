@@ -2,7 +2,7 @@
 
 use super::{Look, Released, Taken};
 use crate::budget::profile::{Profile, Spent};
-use aliquot_model::usage::MicroGpus;
+use aliquot_model::MicroGpus;
 use std::collections::{HashMap, HashSet};
 
 const LINGER: i64 = 60;

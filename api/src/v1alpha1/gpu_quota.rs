@@ -1,16 +1,14 @@
 //! GpuQuota: what the claims of a namespace may hold together, and what a single claim may hold.
-//!
-//! The API server validates quotas by the schema in `deploy/helm/aliquot/templates/crd-gpuquotas.yaml`; a
-//! test keeps the schema and these types in step.
 
-use super::{Amount, Limit};
-use crate::quantity::Quantity;
+use aliquot_model::Quantity;
 use kube::CustomResource;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
+use std::borrow::Cow;
 
-/// What may be held in the quota's namespace.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, CustomResource)]
+/// What may be held.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema, CustomResource)]
 #[kube(
     group = "aliquot.dev",
     version = "v1alpha1",
@@ -18,73 +16,87 @@ use serde_json::Value;
     plural = "gpuquotas",
     namespaced,
     status = "GpuQuotaStatus",
-    schema = "disabled",
-    derive = "PartialEq"
+    derive = "PartialEq",
+    annotation("helm.sh/resource-policy", "keep"),
+    doc = "GpuQuota is how much of GPUs the claims of its namespace may hold, together and each of them.",
+    printcolumn = r#"{"name": "Memory", "type": "string", "jsonPath": ".status.used.memory", "description": "GPU memory that claims hold"}"#,
+    printcolumn = r#"{"name": "Of", "type": "string", "jsonPath": ".spec.hard.memory"}"#,
+    printcolumn = r#"{"name": "Cores", "type": "string", "jsonPath": ".status.used.cores", "description": "Percent of GPUs that claims hold"}"#,
+    printcolumn = r#"{"name": "Of-Cores", "type": "string", "jsonPath": ".spec.hard.cores"}"#,
+    printcolumn = r#"{"name": "GPUs", "type": "string", "jsonPath": ".status.used.gpus", "description": "Whole GPUs that claims hold"}"#,
+    printcolumn = r#"{"name": "Of-GPUs", "type": "string", "jsonPath": ".spec.hard.gpus"}"#,
+    printcolumn = r#"{"name": "Claims", "type": "integer", "jsonPath": ".status.claims"}"#,
+    printcolumn = r#"{"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase", default)]
 pub struct GpuQuotaSpec {
-    /// All allocated claims of the namespace together.
+    /// Limits for all allocated claims of the namespace together. What is absent is not limited.
     pub hard: Hard,
-    /// Each claim by itself.
+    /// Limits for each claim by itself. What is absent is not limited.
     pub per_claim: PerClaim,
 }
 
 /// Limits for all claims together; what is absent is not limited.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Hard {
-    /// Bytes of GPU memory.
+    /// GPU memory, for example 40Gi. A share counts what it asked for, a partition its profile's memory, a whole GPU all
+    /// of it.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Given")]
     pub memory: Option<Given>,
-    /// Percent of GPUs' compute; 100 is one GPU.
+    /// Percent of GPUs' compute; 100 is one GPU. A share counts its cores, a partition its multiprocessors, a whole GPU
+    /// 100.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Given")]
     pub cores: Option<Given>,
     /// Whole GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Given")]
     pub gpus: Option<Given>,
 }
 
 /// Limits for one claim; what is absent is not limited.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PerClaim {
-    /// Bytes of GPU memory.
+    /// GPU memory of one claim.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Given")]
     pub memory: Option<Given>,
-    /// Percent of GPUs' compute.
+    /// Percent of GPUs' compute of one claim.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Given")]
     pub cores: Option<Given>,
-    /// Devices of any kind.
+    /// Devices of one claim, whatever their kind.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Given")]
     pub devices: Option<Given>,
 }
 
-/// The amounts that the controller has counted.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// Written by the controller alone.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GpuQuotaStatus {
-    /// The amount that the allocated claims hold.
+    /// What allocated claims of the namespace hold, whoever allocated them.
     pub used: Used,
     /// The number of allocated claims.
     pub claims: u64,
 }
 
 /// The amount that the allocated claims of a namespace hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Used {
-    /// Bytes of GPU memory.
+    /// GPU memory.
+    #[schemars(with = "String")]
     pub memory: Given,
     /// Percent of GPUs' compute.
+    #[schemars(with = "String")]
     pub cores: Given,
     /// Whole GPUs.
+    #[schemars(with = "String")]
     pub gpus: Given,
-}
-
-impl From<Amount> for Used {
-    fn from(amount: Amount) -> Self {
-        Self { memory: Given(amount.memory), cores: Given(amount.cores), gpus: Given(amount.gpus) }
-    }
 }
 
 /// A whole, non-negative quantity, written as a number or as text such as `40Gi`.
@@ -115,12 +127,23 @@ impl Serialize for Given {
     }
 }
 
-impl GpuQuotaSpec {
-    /// Returns the limits on all claims together, with the figure that each limits.
-    pub fn limits(&self) -> [(Limit, Option<u64>); 3] {
-        let Hard { memory, cores, gpus } = self.hard;
-        [(Limit::Memory, memory), (Limit::Cores, cores), (Limit::Gpus, gpus)]
-            .map(|(limit, given)| (limit, given.map(|given| given.0)))
+impl JsonSchema for Given {
+    fn schema_name() -> Cow<'static, str> {
+        "Given".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "x-kubernetes-int-or-string": true,
+            "x-kubernetes-validations": [{
+                "rule": "type(self) == int ? self >= 0 : (isQuantity(self) && quantity(self).compareTo(quantity('0')) >= 0)",
+                "message": "must be a quantity of at least 0, for example 40Gi",
+            }],
+        })
     }
 }
 
@@ -148,37 +171,5 @@ mod tests {
             odd.hard,
             Hard { memory: Some(Given(0)), cores: Some(Given(0)), gpus: Some(Given(u64::MAX)) }
         );
-    }
-
-    #[test]
-    fn the_definition_in_the_chart_has_exactly_these_fields() {
-        let chart = include_str!("../../../../deploy/helm/aliquot/templates/crd-gpuquotas.yaml");
-        // The chart adds only labels, so without its braces it is plain YAML.
-        let plain: String =
-            chart.lines().filter(|line| !line.contains("{{")).map(|l| format!("{l}\n")).collect();
-        let crd: Value = serde_saphyr::from_str(&plain).expect("YAML");
-        let fields = |path: &str| {
-            let base = "/spec/versions/0/schema/openAPIV3Schema/properties";
-            let object = crd.pointer(&format!("{base}{path}/properties")).expect("properties");
-            let mut names: Vec<String> = object.as_object().expect("an object").keys().cloned().collect();
-            names.sort();
-            names
-        };
-        fn of(value: impl Serialize) -> Vec<String> {
-            let value = serde_json::to_value(value).expect("encodes");
-            let mut names: Vec<String> = value.as_object().expect("an object").keys().cloned().collect();
-            names.sort();
-            names
-        }
-        let one = Some(Given(1));
-        let spec = GpuQuotaSpec {
-            hard: Hard { memory: one, cores: one, gpus: one },
-            per_claim: PerClaim { memory: one, cores: one, devices: one },
-        };
-        assert_eq!(fields("/spec"), of(&spec));
-        assert_eq!(fields("/spec/properties/hard"), of(spec.hard));
-        assert_eq!(fields("/spec/properties/perClaim"), of(spec.per_claim));
-        assert_eq!(fields("/status"), of(GpuQuotaStatus::default()));
-        assert_eq!(fields("/status/properties/used"), of(Used::default()));
     }
 }

@@ -1,89 +1,100 @@
-//! Limits of shares that differ from their allocations, and the node's answer: the kind `NodeLimits` of this
-//! driver's API group, one cluster-scoped object for each node.
+//! NodeLimits: limits of shares that differ from their allocations, and the node's answer; one cluster-scoped object
+//! for each node.
 //!
 //! Only the controller may write `spec`, and only the agent of that node may write `status` (policies
 //! `aliquot-node-limits` and `aliquot-node-limits-status`). A share that is not listed has the limit that it
 //! was allocated. The node has applied `spec` once `observedGeneration` is the object's generation, except
 //! for shares in `refused`; shares in `beyond` still own what they use.
 
+use kube::CustomResource;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Kind of the object.
-pub const KIND: &str = "NodeLimits";
-/// Plural of the kind.
-pub const PLURAL: &str = "nodelimits";
-
 /// The name of a share: one allocation result of a claim.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ShareName {
     /// UID of the claim.
     pub uid: String,
-    /// `shareID` of the result.
+    /// shareID of the allocation result.
     pub share_id: String,
 }
 
-/// The limit of a share.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A share with a limit of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ShareLimit {
     /// The share.
     #[serde(flatten)]
     pub share: ShareName,
-    /// Namespace of the claim, for readers.
+    /// Namespace of the claim.
     pub namespace: String,
-    /// Name of the claim, for readers.
+    /// Name of the claim.
     pub name: String,
-    /// Device, for readers.
+    /// Device of the node that it is a share of.
     pub device: String,
-    /// Bytes of memory, at least 1 MiB.
+    /// Bytes of memory that it may use.
+    #[schemars(schema_with = "memory")]
     pub memory_bytes: u64,
-    /// Percent of the GPU's compute; 0 is best effort.
+    /// Percent of the GPU's compute that it may use; 0 is best effort.
+    #[schemars(range(max = 100))]
     pub cores_percent: u8,
 }
 
-/// The limits that the controller sets.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// Written by the controller alone.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema, CustomResource)]
+#[kube(
+    group = "aliquot.dev",
+    version = "v1alpha1",
+    kind = "NodeLimits",
+    plural = "nodelimits",
+    status = "NodeLimitsStatus",
+    derive = "PartialEq",
+    doc = "NodeLimits says what shares on the node of its name may use, where that is not what they were allocated.",
+    printcolumn = r#"{"name": "Generation", "type": "integer", "jsonPath": ".metadata.generation"}"#,
+    printcolumn = r#"{"name": "Observed", "type": "integer", "jsonPath": ".status.observedGeneration"}"#,
+    printcolumn = r#"{"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}"#
+)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeLimitsSpec {
-    /// Shares whose limit differs from their allocation, ascending.
+    /// Shares with a limit of their own, ascending.
     #[serde(default)]
     pub shares: Vec<ShareLimit>,
 }
 
 /// A share that uses more than its limit, because it was shrunk below its use.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Beyond {
     /// The share.
     #[serde(flatten)]
     pub share: ShareName,
-    /// Bytes that the share uses.
+    /// Bytes of memory that it uses.
     pub used_bytes: u64,
 }
 
 /// A limit that the node's ledger cannot hold.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Refused {
     /// The share.
     #[serde(flatten)]
     pub share: ShareName,
-    /// The reason.
+    /// Why.
     pub reason: String,
 }
 
-/// The node's answer.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// Written by the agent of the node.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeLimitsStatus {
-    /// The generation of the object that is applied.
+    /// Generation of the object that is applied.
     #[serde(default)]
     pub observed_generation: i64,
-    /// Shares that use more than their limit.
+    /// Shares that use more than they may.
     #[serde(default)]
     pub beyond: Vec<Beyond>,
-    /// Shares that keep their previous limit.
+    /// Shares that keep the limit that they had, because the node cannot hold the one that is said.
     #[serde(default)]
     pub refused: Vec<Refused>,
 }
@@ -96,6 +107,11 @@ impl NodeLimitsStatus {
             && self.beyond.iter().all(|beyond| beyond.share != *share)
             && self.refused.iter().all(|refused| refused.share != *share)
     }
+}
+
+/// The limiter counts in pages of no less than 1 MiB.
+fn memory(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({"type": "integer", "format": "int64", "minimum": 1_048_576})
 }
 
 #[cfg(test)]

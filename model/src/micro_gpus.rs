@@ -1,18 +1,8 @@
-//! The charges of claims, and the node's report of which claims hold its GPUs, and when others released them:
-//! the kind `NodeUsage` of this driver's API group, one cluster-scoped object for each node.
-//!
-//! Only the agent may write `spec` (policy `aliquot-node-usage`); the controller writes `status`. A release
-//! is numbered by the node, and listed until the controller has acknowledged its number, so it is neither
-//! lost nor counted twice, whichever process is killed at any time.
+//! The charge of a device: the part of a GPU that it is.
 
 use crate::{DeviceKind, GpuInfo, MigProfile};
 use serde::{Deserialize, Serialize};
 use std::fmt;
-
-/// Kind of the object.
-pub const KIND: &str = "NodeUsage";
-/// Plural of the kind.
-pub const PLURAL: &str = "nodeusages";
 
 /// A part of a GPU, or several GPUs, in millionths of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
@@ -97,73 +87,6 @@ impl fmt::Display for MicroGpus {
         }
         let decimals = format!("{rest:06}");
         write!(f, "{whole}.{}", decimals.trim_end_matches('0'))
-    }
-}
-
-/// A claim that holds, or held, devices of a node.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct HeldClaim {
-    /// Namespace of the claim.
-    pub namespace: String,
-    /// Name of the claim.
-    pub name: String,
-    /// UID of the claim.
-    pub uid: String,
-    /// Its part of GPUs.
-    pub micro_gpus: MicroGpus,
-    /// The part that it would have if its first choice had been allocated; `None` if it was, or if that is
-    /// not known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub asked_micro_gpus: Option<MicroGpus>,
-    /// When the claim was allocated, in seconds since the epoch; when it was prepared, if the allocation has
-    /// no time.
-    pub since: i64,
-}
-
-/// A claim whose devices are free again.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Release {
-    /// The number among the node's releases, from 1 without gaps.
-    pub number: u64,
-    /// The claim.
-    #[serde(flatten)]
-    pub claim: HeldClaim,
-    /// When the kubelet gave the devices back, in seconds since the epoch.
-    pub until: i64,
-}
-
-/// The agent's report.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct NodeUsageSpec {
-    /// The ledger that the numbers belong to; a node that lost its ledger begins another.
-    pub ledger: String,
-    /// Claims that hold devices now, ascending by UID.
-    #[serde(default)]
-    pub held: Vec<HeldClaim>,
-    /// Releases that are not acknowledged, ascending by number.
-    #[serde(default)]
-    pub released: Vec<Release>,
-}
-
-/// The controller's answer.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct NodeUsageStatus {
-    /// The ledger whose releases are acknowledged.
-    #[serde(default)]
-    pub ledger: String,
-    /// The number up to which releases are counted for good.
-    #[serde(default)]
-    pub acknowledged: u64,
-}
-
-impl NodeUsageStatus {
-    /// Returns the number up to which releases of a ledger are acknowledged; 0 for another ledger.
-    pub fn acknowledged_of(&self, ledger: &str) -> u64 {
-        if self.ledger == ledger { self.acknowledged } else { 0 }
     }
 }
 
