@@ -1,8 +1,8 @@
 //! CEL selectors of DeviceClasses and claims, as in `k8s.io/dynamic-resource-allocation/cel`.
 //!
 //! An expression is parsed ([`parse`]), rewritten where it stands for something else ([`rewrite`]), turned
-//! into a program ([`plan`]) and evaluated ([`eval`]) once for each distinct combination of the values that
-//! it reads (see [`Reads`]). The tree is that of the `cel` crate, and so are the functions of quantities,
+//! into a [`program`] ([`plan`]) and evaluated ([`eval`]) once for each distinct combination of the values
+//! that it reads (see [`Reads`]). The tree is that of the `cel` crate, and so are the functions of quantities,
 //! versions, addresses, URLs and dates. The interpreter is not that of the crate, because the crate's
 //! interpreter copies values at every look-up, compiles a regular expression at every call, and cannot be
 //! stopped.
@@ -23,138 +23,50 @@
 
 mod bridge;
 mod cache;
+mod conversion;
 mod demand;
+mod depth;
+mod device;
 mod environment;
+mod error;
 mod eval;
 mod functions;
 mod lex;
 mod macros;
+mod message;
 mod meter;
 mod named;
+mod operator;
 mod parse;
 mod pattern;
 mod plan;
 mod possible;
+mod program;
+mod reads;
 mod regex;
 mod rewrite;
+mod run;
+mod search;
+mod tree;
 mod value;
 
 pub use cache::{Compiled, Selectors};
+pub use device::{AttributeValue, DeviceFacts};
 pub use environment::Environment;
+pub use error::SelectorError;
+pub use message::{quoted, quoted_within};
 pub use meter::MOST_STEPS;
 pub use named::{Field, Named};
+pub use reads::Reads;
 
-use crate::quantity::Quantity;
 use cel::common::ast::IdedExpr;
+use eval::Evaluation;
 use meter::{Meter, Stop};
-use plan::Program;
+use program::Program;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use value::Value;
-
-/// The value of a device's attribute.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum AttributeValue {
-    /// `int`
-    Int(i64),
-    /// `bool`
-    Bool(bool),
-    /// `string`
-    Text(Arc<str>),
-    /// `version`: semver 2.0.0
-    Version(Arc<str>),
-}
-
-/// The facts about a device that a selector can read.
-#[derive(Debug, Clone, Default)]
-pub struct DeviceFacts<'a> {
-    /// `device.driver`
-    pub driver: &'a str,
-    /// `device.allowMultipleAllocations`
-    pub shareable: bool,
-    /// `device.attributes`; the names have their domain
-    pub attributes: Vec<(&'a str, &'a AttributeValue)>,
-    /// `device.capacity`; the names have their domain
-    pub capacities: Vec<(&'a str, Quantity)>,
-}
-
-/// The facts about a device that a selector may read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reads {
-    /// Any fact: the expression uses the map of attributes as a whole.
-    Everything,
-    /// At most these facts.
-    Names {
-        /// Names of attributes, with their domain.
-        names: BTreeSet<String>,
-        /// True if the expression reads facts of the device's shape: capacities, and whether it can be
-        /// shared.
-        shape: bool,
-    },
-}
-
-/// The reason why a selector gives no answer. It is an error of the claim or the class, not of the device.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SelectorError {
-    /// The expression is not valid CEL.
-    #[error("the CEL expression {} does not compile: {reason}", quoted(expression))]
-    Compile {
-        /// The expression.
-        expression: Arc<str>,
-        /// The message of the compiler.
-        reason: String,
-    },
-    /// The expression failed on a device.
-    #[error("the CEL expression {} fails: {reason}{}", quoted(expression), hint(reason))]
-    Runtime {
-        /// The expression.
-        expression: Arc<str>,
-        /// The message of the interpreter.
-        reason: String,
-    },
-    /// The evaluation was given up: it takes more steps than an expression may.
-    #[error(
-        "the CEL expression {} costs more than {MOST_STEPS} steps on a device, which is the most; \
-         simplify it: shorter lists and strings, fewer macros in each other, smaller regular expressions",
-        quoted(expression)
-    )]
-    TooCostly {
-        /// The expression.
-        expression: Arc<str>,
-    },
-    /// The time of the caller was over before there was an answer.
-    #[error("the CEL expression {} could not be evaluated in time", quoted(expression))]
-    OutOfTime {
-        /// The expression.
-        expression: Arc<str>,
-    },
-}
-
-/// Returns an expression as messages show it. A long expression is cut off, so that its error fits into the
-/// message too.
-pub fn quoted(expression: &str) -> String {
-    quoted_within(expression, 256)
-}
-
-/// Returns an expression as messages show it, cut off after `longest` bytes.
-pub fn quoted_within(expression: &str, longest: usize) -> String {
-    if expression.len() <= longest {
-        return format!("{expression:?}");
-    }
-    let start = expression.get(..expression.floor_char_boundary(longest)).unwrap_or_default();
-    format!("{start:?}… ({} bytes)", expression.len())
-}
-
-/// Returns a hint for an error message. Upstream gives the same advice; an unguarded look-up is by far the
-/// most common mistake.
-fn hint(reason: &str) -> &'static str {
-    if reason.starts_with("No such key") {
-        "; guard the look-up with has(...), or use .?name.orValue(...)"
-    } else {
-        ""
-    }
-}
 
 /// A compiled expression, or the reason why there is none.
 #[derive(Debug)]
@@ -175,7 +87,7 @@ impl Selector {
         let compiled: Result<_, String> =
             catch_unwind(compile).unwrap_or_else(|_| Err("the compiler gave up".to_owned()));
         let none = || Reads::Names { names: BTreeSet::new(), shape: false };
-        let reads = compiled.as_ref().map_or_else(|_| none(), |(tree, _)| rewrite::reads(tree));
+        let reads = compiled.as_ref().map_or_else(|_| none(), |(tree, _)| reads::reads(tree));
         let kept = if source.len() > parse::LONGEST { "" } else { source };
         Self { source: kept.into(), compiled, reads }
     }
@@ -258,7 +170,7 @@ impl Selector {
             }
         };
         let mut meter = Meter::new(MOST_STEPS, expired);
-        let mut run = || eval::Run::new(environment, device, &mut meter).eval(&program.root);
+        let mut run = || Evaluation::new(environment, device, &mut meter).eval(&program.root);
         let result = catch_unwind(AssertUnwindSafe(&mut run));
         let result = result.unwrap_or_else(|_| Err(Stop::failed("the interpreter gave up")));
         let fail = |reason: String| SelectorError::Runtime { expression: expression(), reason };
@@ -271,10 +183,6 @@ impl Selector {
         };
         (answer, meter.spent())
     }
-}
-
-fn one_line(text: &str) -> String {
-    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

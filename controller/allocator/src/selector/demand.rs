@@ -1,6 +1,6 @@
 //! Finds in its tree what an expression demands of one attribute, or of the driver.
 
-use super::rewrite::{device_domain, device_field, literal_text};
+use super::tree::{device_domain, device_field, literal_text};
 use cel::common::ast::{CallExpr, Expr, IdedExpr, operators};
 
 /// Returns the values of which the operand that `is_it` recognizes must have one so that the expression is

@@ -1,28 +1,17 @@
 //! The environment of an expression: the functions of the library, and the device.
 
-use super::bridge::{from_cel, to_cel};
+use super::conversion::{from_cel, to_cel};
+use super::device::{AttributeValue, DeviceFacts};
+use super::message::one_line;
 use super::meter::{Meter, Stop};
+use super::tree::{call, ident, node, text_literal};
 use super::value::{Map, Value};
-use super::{AttributeValue, DeviceFacts};
 use crate::quantity::Quantity;
 use cel::context::VariableResolver;
 use cel::{Context, IdedExpr, ResolveResult};
 use kube_cel::KubeCelExt;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// Name of the function that looks up a domain in `device.attributes` or `device.capacity`; an unknown domain
-/// is empty.
-pub(super) const DOMAIN: &str = "@domain";
-/// Name of the function that returns the pairs of a map, or the elements of a list with their positions, for
-/// macros with two variables.
-pub(super) const ENTRIES: &str = "@entries";
-/// Name of the function that builds a map from a list of pairs.
-pub(super) const FROM_ENTRIES: &str = "@fromEntries";
-/// Name of the function that merges a list of maps into one map.
-pub(super) const MERGE: &str = "@merge";
-/// Name of the function that sorts the elements of a list in the order of another list.
-pub(super) const SORT_BY: &str = "@sortBy";
 
 /// The Kubernetes libraries. They are built once and used for every evaluation, by any number of threads at
 /// once.
@@ -57,12 +46,9 @@ impl Environment {
 
     /// Creates a value of one of Kubernetes' own types with the library function that reads it.
     fn construct(&self, function: &str, text: &str) -> Result<Value, Stop> {
-        let call = IdedExpr {
-            id: 0,
-            expr: super::rewrite::call(function, vec![super::rewrite::text_literal(text)]),
-        };
+        let call = node(call(function, vec![text_literal(text)]));
         let value = cel::Value::resolve(&call, &self.root);
-        let value = value.map_err(|error| Stop::failed(super::one_line(&error.to_string())))?;
+        let value = value.map_err(|error| Stop::failed(one_line(&error.to_string())))?;
         Ok(Value::Foreign(Arc::new(value)))
     }
 
@@ -89,9 +75,9 @@ impl Environment {
                 Some(self.0.clone())
             }
         }
-        let call = super::rewrite::call("string", vec![super::rewrite::ident("@0")]);
-        let value = self.resolve(&IdedExpr { id: 0, expr: call }, &One(to_cel(value, meter)?));
-        from_cel(value.map_err(|error| Stop::failed(super::one_line(&error.to_string())))?, meter)
+        let call = node(call("string", vec![ident("@0")]));
+        let value = self.resolve(&call, &One(to_cel(value, meter)?));
+        from_cel(value.map_err(|error| Stop::failed(one_line(&error.to_string())))?, meter)
     }
 
     /// Returns the whole of `device`, for expressions that use its maps.

@@ -1,21 +1,22 @@
 //! The interpreter of programs.
 
-use super::DeviceFacts;
+use super::bridge::Bridge;
+use super::device::DeviceFacts;
 use super::environment::Environment;
+use super::functions::Native;
 use super::meter::{Meter, Stop};
-use super::plan::{Access, Fact, Facts, Fold, Folding, Node, Operator, Searching};
-use super::regex::Scratch;
-use super::value::{List, Map, Value};
+use super::operator::{Operator, add, arithmetic, overflow};
+use super::program::{Access, Fact, Facts, Fold, Folding, Node, Searching};
+use super::run::Run;
+use super::value::{Key, Map, Value};
 use std::cmp::Ordering;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// One evaluation on one device.
-pub(super) struct Run<'r, 'm> {
-    pub(super) environment: &'r Environment,
-    pub(super) facts: &'r DeviceFacts<'r>,
-    pub(super) meter: &'r mut Meter<'m>,
-    /// Memory for regular expressions.
-    pub(super) scratch: Scratch,
+pub(super) struct Evaluation<'r, 'm> {
+    run: Run<'r, 'm>,
+    facts: &'r DeviceFacts<'r>,
     /// The values of macro variables. A value may be a failure, which matters only where the variable is
     /// read.
     stack: Vec<Result<Value, Stop>>,
@@ -24,18 +25,20 @@ pub(super) struct Run<'r, 'm> {
     made: Vec<(Facts, usize, Value)>,
 }
 
-impl<'r, 'm> Run<'r, 'm> {
+impl<'r, 'm> Evaluation<'r, 'm> {
+    /// Creates an evaluation on a device, bounded by a meter.
     pub(super) fn new(
         environment: &'r Environment,
         facts: &'r DeviceFacts<'r>,
         meter: &'r mut Meter<'m>,
     ) -> Self {
-        let (scratch, stack) = (Scratch::default(), Vec::new());
-        Self { environment, facts, meter, scratch, stack, device: None, made: Vec::new() }
+        let run = Run::new(environment, meter);
+        Self { run, facts, stack: Vec::new(), device: None, made: Vec::new() }
     }
 
+    /// Evaluates a part of a program.
     pub(super) fn eval(&mut self, node: &Node) -> Result<Value, Stop> {
-        self.meter.charge(1)?;
+        self.run.meter.charge(1)?;
         match node {
             Node::Constant(value) => Ok(value.clone()),
             Node::Variable(place) => {
@@ -64,7 +67,7 @@ impl<'r, 'm> Run<'r, 'm> {
             Node::Bind(parts) => self.bind(parts),
             Node::Call(native, args) => self.call(*native, args),
             Node::Search(searching) => self.search(searching),
-            Node::Bridge(bridge) => self.bridge(bridge),
+            Node::Bridge(bridge, args) => self.bridge(bridge, args),
         }
     }
 
@@ -111,14 +114,14 @@ impl<'r, 'm> Run<'r, 'm> {
             Ok(Value::Bool(left.order(&right, meter)?.is_some_and(wanted)))
         };
         match operator {
-            Operator::Equal => Ok(Value::Bool(left.equals(&right, self.meter)?)),
-            Operator::Unequal => Ok(Value::Bool(!left.equals(&right, self.meter)?)),
-            Operator::Less => order(Ordering::is_lt, self.meter),
-            Operator::LessOrEqual => order(Ordering::is_le, self.meter),
-            Operator::Greater => order(Ordering::is_gt, self.meter),
-            Operator::GreaterOrEqual => order(Ordering::is_ge, self.meter),
+            Operator::Equal => Ok(Value::Bool(left.equals(&right, self.run.meter)?)),
+            Operator::Unequal => Ok(Value::Bool(!left.equals(&right, self.run.meter)?)),
+            Operator::Less => order(Ordering::is_lt, self.run.meter),
+            Operator::LessOrEqual => order(Ordering::is_le, self.run.meter),
+            Operator::Greater => order(Ordering::is_gt, self.run.meter),
+            Operator::GreaterOrEqual => order(Ordering::is_ge, self.run.meter),
             Operator::In => self.is_in(&left, &right),
-            Operator::Add => add(left, right, self.meter),
+            Operator::Add => add(left, right, self.run.meter),
             Operator::Subtract | Operator::Multiply | Operator::Divide | Operator::Modulo => {
                 arithmetic(operator, left, right)
             }
@@ -129,8 +132,8 @@ impl<'r, 'm> Run<'r, 'm> {
         match list {
             Value::List(list) => {
                 for element in list.iter() {
-                    self.meter.charge(1)?;
-                    if element.equals(needle, self.meter)? {
+                    self.run.meter.charge(1)?;
+                    if element.equals(needle, self.run.meter)? {
                         return Ok(Value::Bool(true));
                     }
                 }
@@ -142,15 +145,12 @@ impl<'r, 'm> Run<'r, 'm> {
     }
 
     #[inline(never)]
-    fn in_constant(
-        &mut self,
-        parts: &(Node, std::collections::HashSet<super::value::Key>, Value),
-    ) -> Result<Value, Stop> {
+    fn in_constant(&mut self, parts: &(Node, HashSet<Key>, Value)) -> Result<Value, Stop> {
         let (needle, keys, list) = parts;
         let needle = self.eval(needle)?;
-        match super::value::Key::of(&needle) {
+        match Key::of(&needle) {
             Some(key) => {
-                self.meter.charge(2)?;
+                self.run.meter.charge(2)?;
                 Ok(Value::Bool(keys.contains(&key)))
             }
             None => self.is_in(&needle, list),
@@ -191,7 +191,7 @@ impl<'r, 'm> Run<'r, 'm> {
     #[inline(never)]
     fn list(&mut self, elements: &[(Node, bool)]) -> Result<Value, Stop> {
         let mut values = Vec::with_capacity(elements.len());
-        self.meter.charge_values(elements.len())?;
+        self.run.meter.charge_values(elements.len())?;
         for (element, optional) in elements {
             match self.eval(element)? {
                 Value::Optional(inner) if *optional => values.extend(inner.map(|inner| (*inner).clone())),
@@ -204,7 +204,7 @@ impl<'r, 'm> Run<'r, 'm> {
     #[inline(never)]
     fn map(&mut self, entries: &[(Node, Node, bool)]) -> Result<Value, Stop> {
         let mut pairs = Vec::with_capacity(entries.len());
-        self.meter.charge_values(entries.len() * 4)?;
+        self.run.meter.charge_values(entries.len() * 4)?;
         for (key, value, optional) in entries {
             let key = self.eval(key)?;
             match self.eval(value)? {
@@ -255,7 +255,7 @@ impl<'r, 'm> Run<'r, 'm> {
         folded: &mut Folded,
     ) -> Result<(), Stop> {
         for element in elements {
-            self.meter.charge(1)?;
+            self.run.meter.charge(1)?;
             if let Some(variable) = self.stack.get_mut(folding.variable) {
                 *variable = Ok(element.clone());
             }
@@ -265,7 +265,7 @@ impl<'r, 'm> Run<'r, 'm> {
                 continue;
             }
             if folding.fold == Fold::Collect {
-                self.meter.charge_values(1)?;
+                self.run.meter.charge_values(1)?;
                 folded.collected.push(self.eval(&folding.body)?);
                 continue;
             }
@@ -285,20 +285,20 @@ impl<'r, 'm> Run<'r, 'm> {
     }
 
     #[inline(never)]
-    fn call(&mut self, native: super::functions::Native, args: &[Node]) -> Result<Value, Stop> {
+    fn call(&mut self, native: Native, args: &[Node]) -> Result<Value, Stop> {
         match args {
-            [] => native(self, &[]),
+            [] => native(&mut self.run, &[]),
             [one] => {
                 let args = [self.eval(one)?];
-                native(self, &args)
+                native(&mut self.run, &args)
             }
             [one, two] => {
                 let args = [self.eval(one)?, self.eval(two)?];
-                native(self, &args)
+                native(&mut self.run, &args)
             }
             more => {
                 let args = more.iter().map(|arg| self.eval(arg)).collect::<Result<Vec<_>, _>>()?;
-                native(self, &args)
+                native(&mut self.run, &args)
             }
         }
     }
@@ -312,16 +312,16 @@ impl<'r, 'm> Run<'r, 'm> {
             None => None,
         };
         let regex = searching.regex.as_ref().map_err(Clone::clone)?;
-        searching.search.run(self, regex, &text, most)
+        searching.search.run(&mut self.run, regex, &text, most)
     }
 
     #[inline(never)]
-    fn bridge(&mut self, bridge: &super::bridge::Bridge) -> Result<Value, Stop> {
+    fn bridge(&mut self, bridge: &Bridge, args: &[Node]) -> Result<Value, Stop> {
         if let Some(known) = bridge.known() {
             return Ok(known.clone());
         }
-        let args = bridge.args().iter().map(|arg| self.eval(arg)).collect::<Result<Vec<_>, _>>()?;
-        bridge.call(self.environment, args, self.meter)
+        let args = args.iter().map(|arg| self.eval(arg)).collect::<Result<Vec<_>, _>>()?;
+        bridge.call(self.run.environment, args, self.run.meter)
     }
 
     #[inline(never)]
@@ -340,7 +340,7 @@ impl<'r, 'm> Run<'r, 'm> {
     #[inline(never)]
     fn fact(&mut self, fact: &Fact) -> Result<Value, Stop> {
         let named = |name: &str| name.split_once('/').unwrap_or(("", name)) == (&*fact.domain, &*fact.name);
-        self.meter.charge(2)?;
+        self.run.meter.charge(2)?;
         let position = match fact.of {
             Facts::Attributes => self.facts.attributes.iter().position(|(name, _)| named(name)),
             Facts::Capacity => self.facts.capacities.iter().position(|(name, _)| named(name)),
@@ -362,11 +362,11 @@ impl<'r, 'm> Run<'r, 'm> {
         }
         let value = match of {
             Facts::Attributes => match self.facts.attributes.get(position) {
-                Some((_, value)) => self.environment.attribute(value)?,
+                Some((_, value)) => self.run.environment.attribute(value)?,
                 None => return Err(Stop::no_overload()),
             },
             Facts::Capacity => match self.facts.capacities.get(position) {
-                Some((_, value)) => self.environment.quantity(*value)?,
+                Some((_, value)) => self.run.environment.quantity(*value)?,
                 None => return Err(Stop::no_overload()),
             },
         };
@@ -379,8 +379,8 @@ impl<'r, 'm> Run<'r, 'm> {
         if let Some(device) = &self.device {
             return Ok(device.clone());
         }
-        self.meter.charge(200)?;
-        let device = self.environment.device(self.facts)?;
+        self.run.meter.charge(200)?;
+        let device = self.run.environment.device(self.facts)?;
         self.device = Some(device.clone());
         Ok(device)
     }
@@ -431,15 +431,11 @@ impl Folded {
     }
 }
 
-fn overflow() -> Stop {
-    Stop::failed("integer overflow")
-}
-
 fn look_up(of: &Value, position: &Value) -> Result<Value, Stop> {
     match of {
         Value::List(list) => {
-            let at = match super::value::Key::of(position) {
-                Some(super::value::Key::Number(at)) => at,
+            let at = match Key::of(position) {
+                Some(Key::Number(at)) => at,
                 _ => return Err(Stop::no_overload()),
             };
             let found = u64::try_from(at).ok().and_then(|at| list.get(at));
@@ -453,70 +449,4 @@ fn look_up(of: &Value, position: &Value) -> Result<Value, Stop> {
         }),
         _ => Err(Stop::no_overload()),
     }
-}
-
-/// The longest list that is copied when lists are joined.
-const SHORT: u64 = 32;
-
-pub(super) fn add(left: Value, right: Value, meter: &mut Meter<'_>) -> Result<Value, Stop> {
-    Ok(match (left, right) {
-        (Value::Int(a), Value::Int(b)) => Value::Int(a.checked_add(b).ok_or_else(overflow)?),
-        (Value::Uint(a), Value::Uint(b)) => Value::Uint(a.checked_add(b).ok_or_else(overflow)?),
-        (Value::Double(a), Value::Double(b)) => Value::Double(a + b),
-        (Value::Text(a), Value::Text(b)) => {
-            meter.charge_bytes(a.len().saturating_add(b.len()))?;
-            Value::text([&*a, &*b].concat())
-        }
-        (Value::Bytes(a), Value::Bytes(b)) => {
-            meter.charge_bytes(a.len().saturating_add(b.len()))?;
-            Value::Bytes([&*a, &*b].concat().into())
-        }
-        (Value::List(a), Value::List(b)) => {
-            let len = a.len().saturating_add(b.len());
-            if len <= SHORT {
-                meter.charge(len)?;
-                Value::list(a.iter().chain(b.iter()).cloned().collect())
-            } else {
-                Value::List(Arc::new(List::Joined { left: a, right: b, len }))
-            }
-        }
-        (Value::Foreign(a), Value::Foreign(b)) => {
-            let sum = (*a).clone() + (*b).clone();
-            Value::Foreign(Arc::new(sum.map_err(|_| Stop::no_overload())?))
-        }
-        _ => return Err(Stop::no_overload()),
-    })
-}
-
-fn arithmetic(operator: Operator, left: Value, right: Value) -> Result<Value, Stop> {
-    let by_zero =
-        || Stop::failed(if operator == Operator::Modulo { "modulus by zero" } else { "division by zero" });
-    // Whole numbers with and without a sign share no trait that checks for overflow.
-    macro_rules! whole {
-        ($a:ident, $b:ident) => {{
-            let result = match operator {
-                Operator::Subtract => $a.checked_sub($b),
-                Operator::Multiply => $a.checked_mul($b),
-                _ if $b == 0 => return Err(by_zero()),
-                Operator::Divide => $a.checked_div($b),
-                _ => $a.checked_rem($b),
-            };
-            result.ok_or_else(overflow)?
-        }};
-    }
-    Ok(match (left, right) {
-        (Value::Int(a), Value::Int(b)) => Value::Int(whole!(a, b)),
-        (Value::Uint(a), Value::Uint(b)) => Value::Uint(whole!(a, b)),
-        (Value::Double(a), Value::Double(b)) => Value::Double(match operator {
-            Operator::Subtract => a - b,
-            Operator::Multiply => a * b,
-            Operator::Divide => a / b,
-            _ => return Err(Stop::no_overload()),
-        }),
-        (Value::Foreign(a), Value::Foreign(b)) if operator == Operator::Subtract => {
-            let difference = (*a).clone() - (*b).clone();
-            Value::Foreign(Arc::new(difference.map_err(|_| Stop::no_overload())?))
-        }
-        _ => return Err(Stop::no_overload()),
-    })
 }

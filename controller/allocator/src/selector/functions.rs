@@ -6,11 +6,9 @@ mod lists;
 mod regexes;
 mod strings;
 
-pub(super) use regexes::Search;
-
-use super::environment::{DOMAIN, ENTRIES, FROM_ENTRIES, MERGE, SORT_BY};
-use super::eval::Run;
 use super::meter::Stop;
+use super::run::Run;
+use super::tree::{DOMAIN, ENTRIES, FROM_ENTRIES, MERGE, SORT_BY};
 use super::value::{Map, Value};
 
 /// A function of the interpreter. Its arguments are the target and then the others.

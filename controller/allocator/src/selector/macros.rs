@@ -1,11 +1,8 @@
 //! Expands `has` and the macros with one variable, as cel-go does.
 
-use super::parse::node;
-use super::rewrite::{call, empty_list, ident};
+use super::depth::node;
+use super::tree::{RESULT, call, empty_list, ident};
 use cel::common::ast::{CallExpr, ComprehensionExpr, Expr, IdedExpr, ListExpr, LiteralValue, operators};
-
-/// The name of the accumulator, which no expression can contain.
-pub(super) const RESULT: &str = "@result";
 
 /// Expands a call if it is a macro; returns other calls as they are.
 pub(super) fn expand(call: CallExpr) -> Result<IdedExpr, String> {

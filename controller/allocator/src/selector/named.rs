@@ -1,6 +1,6 @@
 //! Finds in its tree which attributes and capacities an expression names.
 
-use super::rewrite::{children, device_domain, literal_text, operation};
+use super::tree::{children, device_domain, literal_text, operation};
 use cel::common::ast::{CallExpr, Expr, IdedExpr, operators};
 use std::collections::BTreeSet;
 

@@ -4,9 +4,10 @@
 //! twice, so nesting takes time without bound. It also follows chains by recursion without bound. This parser
 //! takes time and stack in proportion to the text.
 
+use super::depth::node;
 use super::lex::{Token, tokens};
 use super::macros;
-use super::rewrite::{call, children, text_literal};
+use super::tree::{call, text_literal};
 use cel::common::ast::{
     CallExpr, EntryExpr, Expr, IdedEntryExpr, IdedExpr, ListExpr, LiteralValue, MapEntryExpr, MapExpr,
     SelectExpr, operators,
@@ -14,9 +15,6 @@ use cel::common::ast::{
 
 /// The longest expression, in bytes, that the API server accepts (`CELSelectorExpressionMaxLength`).
 pub(super) const LONGEST: usize = 10 * 1024;
-
-/// The most levels of a tree. cel-go's parser accepts 250 levels of each kind.
-const MOST_LEVELS: u64 = 300;
 
 /// The most levels of brackets and the like.
 const MOST_NESTED: usize = 250;
@@ -30,22 +28,6 @@ pub(super) fn parse(source: &str) -> Result<IdedExpr, String> {
     parser.advance();
     let tree = parser.expression()?;
     if parser.next == Token::End { Ok(tree) } else { Err(parser.unexpected("the end")) }
-}
-
-/// Creates a node above its parts.
-///
-/// # Errors
-/// A message if the tree has too many levels.
-pub(super) fn node(expr: Expr) -> Result<IdedExpr, String> {
-    let mut node = IdedExpr { id: 0, expr };
-    let below = children(&node).into_iter().map(|child| child.id).max();
-    node.id = below.map_or(0, |below| below + 1);
-    if node.id > MOST_LEVELS {
-        return Err(format!(
-            "it is nested deeper than {MOST_LEVELS} levels; split it into several selectors"
-        ));
-    }
-    Ok(node)
 }
 
 struct Parser {

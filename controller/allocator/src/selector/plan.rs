@@ -4,18 +4,17 @@
 //! Nothing is computed here except what the text of the expression spells out: lists and maps of literals.
 
 use super::bridge::Bridge;
-use super::environment::{FROM_ENTRIES, MERGE};
-use super::functions::{self, Native, Search};
-use super::macros::RESULT;
-use super::meter::Stop;
+use super::functions;
+use super::operator::Operator;
+use super::program::{Access, Fact, Facts, Fold, Folding, Node, Program, Searching};
 use super::regex::{Allowance, Regex};
-use super::rewrite::{device_domain, device_field, literal_text};
+use super::search::Search;
+use super::tree::{FROM_ENTRIES, MERGE, RESULT, device_domain, device_field, literal_text};
 use super::value::{Key, Map, Value};
 use cel::common::ast::{
     CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, ListExpr, LiteralValue, MapExpr, operators,
 };
 use std::collections::HashSet;
-use std::sync::Arc;
 
 /// The most levels of a rewritten tree; the interpreter needs stack for each level.
 const MOST_LEVELS: usize = 1_000;
@@ -25,121 +24,6 @@ const MOST_IN_A_ROW: usize = 8;
 
 /// Variables that stand for types.
 const TYPES: [&str; 9] = ["bool", "int", "uint", "double", "string", "bytes", "list", "map", "null_type"];
-
-/// A program that can be evaluated.
-#[derive(Debug)]
-pub(super) struct Program {
-    /// The root of the program.
-    pub(super) root: Node,
-    /// The estimated memory of the program, in bytes.
-    pub(super) bytes: usize,
-}
-
-/// One of the two maps of a device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Facts {
-    /// `device.attributes`
-    Attributes,
-    /// `device.capacity`
-    Capacity,
-}
-
-/// An operator with two operands that are both always evaluated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Operator {
-    Add,
-    Subtract,
-    Multiply,
-    Divide,
-    Modulo,
-    Equal,
-    Unequal,
-    Less,
-    LessOrEqual,
-    Greater,
-    GreaterOrEqual,
-    In,
-}
-
-/// The result that a macro over a list computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fold {
-    All,
-    Exists,
-    ExistsOne,
-    Collect,
-}
-
-/// A part of an expression.
-#[derive(Debug)]
-pub(super) enum Node {
-    Constant(Value),
-    /// A variable of a macro, by its position on the stack.
-    Variable(usize),
-    /// A name that is not declared.
-    Unknown(Arc<str>),
-    Device,
-    /// A field of `device`.
-    Field(Arc<str>),
-    /// An attribute or a capacity by its name.
-    Fact(Box<Fact>),
-    And(Box<[Self]>),
-    Or(Box<[Self]>),
-    Not(Box<Self>),
-    Negate(Box<Self>),
-    Condition(Box<[Self; 3]>),
-    Binary(Operator, Box<[Self; 2]>),
-    InConstant(Box<(Self, HashSet<Key>, Value)>),
-    Index(Box<[Self; 2]>),
-    OptionalIndex(Box<[Self; 2]>),
-    Has(Box<(Self, Arc<str>)>),
-    /// Elements; the flag is true for an optional element.
-    List(Box<[(Self, bool)]>),
-    Map(Box<[(Self, Self, bool)]>),
-    Fold(Box<Folding>),
-    /// A variable's position on the stack, its value, and the expression in which it is bound.
-    Bind(Box<(usize, Self, Self)>),
-    Call(Native, Box<[Self]>),
-    Search(Box<Searching>),
-    Bridge(Box<Bridge>),
-}
-
-/// An access such as `device.attributes["domain"].name`.
-#[derive(Debug)]
-pub(super) struct Fact {
-    pub(super) of: Facts,
-    pub(super) domain: Arc<str>,
-    pub(super) name: Arc<str>,
-    pub(super) access: Access,
-}
-
-/// The way in which a fact is accessed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Access {
-    Value,
-    Optional,
-    Has,
-}
-
-/// A macro over a list or over the keys of a map.
-#[derive(Debug)]
-pub(super) struct Folding {
-    pub(super) fold: Fold,
-    pub(super) range: Node,
-    /// Position of the variable on the stack.
-    pub(super) variable: usize,
-    pub(super) filter: Option<Node>,
-    pub(super) body: Node,
-}
-
-/// A search for a regular expression that is a literal.
-#[derive(Debug)]
-pub(super) struct Searching {
-    pub(super) search: Search,
-    pub(super) text: Node,
-    pub(super) most: Option<Node>,
-    pub(super) regex: Result<Regex, Stop>,
-}
 
 /// Turns a rewritten tree into a program.
 pub(super) fn plan(expression: &IdedExpr) -> Result<Program, String> {
@@ -253,7 +137,7 @@ impl Planner {
                 }
             }
             (operators::IN, [needle, list]) => self.membership(needle, list),
-            (name, [left, right]) if let Some(operator) = operator(name) => {
+            (name, [left, right]) if let Some(operator) = Operator::named(name) => {
                 Ok(Node::Binary(operator, self.two(left, right)?))
             }
             (name, _) => {
@@ -295,7 +179,8 @@ impl Planner {
             Some(native) => Node::Call(native, args),
             None => {
                 self.bytes += 512;
-                Node::Bridge(Box::new(Bridge::new(namespace, name, args, method)))
+                let constant = !args.is_empty() && args.iter().all(|arg| matches!(arg, Node::Constant(_)));
+                Node::Bridge(Box::new(Bridge::new(namespace, name, args.len(), method, constant)), args)
             }
         }
     }
@@ -437,23 +322,6 @@ fn known(node: &Node) -> Option<Value> {
         Node::Constant(value) => Some(value.clone()),
         _ => None,
     }
-}
-
-fn operator(name: &str) -> Option<Operator> {
-    Some(match name {
-        operators::ADD => Operator::Add,
-        operators::SUBSTRACT => Operator::Subtract,
-        operators::MULTIPLY => Operator::Multiply,
-        operators::DIVIDE => Operator::Divide,
-        operators::MODULO => Operator::Modulo,
-        operators::EQUALS => Operator::Equal,
-        operators::NOT_EQUALS => Operator::Unequal,
-        operators::LESS => Operator::Less,
-        operators::LESS_EQUALS => Operator::LessOrEqual,
-        operators::GREATER => Operator::Greater,
-        operators::GREATER_EQUALS => Operator::GreaterOrEqual,
-        _ => return None,
-    })
 }
 
 fn literal_value(literal: &LiteralValue) -> Value {

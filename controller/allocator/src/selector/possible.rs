@@ -4,13 +4,13 @@
 //! It uses logic with three values. A part that reads attributes of the driver's own domain or of Kubernetes'
 //! domain is unknown. Attributes of other domains are known not to exist on the driver's devices.
 
+use super::device::DeviceFacts;
 use super::environment::Environment;
-use super::eval::Run;
+use super::eval::Evaluation;
 use super::meter::Meter;
 use super::plan::plan;
-use super::rewrite::{children, device_domain, device_field, is_device, literal_text};
+use super::tree::{children, device_domain, device_field, is_device, literal_text};
 use super::value::Value;
-use super::{DeviceFacts, rewrite};
 use cel::common::ast::{Expr, IdedExpr, operators};
 
 const STANDARD_DOMAIN: &str = "resource.kubernetes.io";
@@ -60,7 +60,7 @@ fn evaluate(expression: &IdedExpr, facts: &DeviceFacts<'_>, leaves: &mut Leaves<
             }
         },
         (operators::IN, [domain, domains])
-            if rewrite::device_field(domains) == Some("attributes")
+            if device_field(domains) == Some("attributes")
                 && literal_text(domain).is_some_and(|domain| !known(domain, facts.driver)) =>
         {
             Some(false)
@@ -81,7 +81,7 @@ fn leaf(expression: &IdedExpr, facts: &DeviceFacts<'_>, leaves: &mut Leaves<'_, 
         return None;
     }
     let program = plan(expression).ok()?;
-    match Run::new(leaves.environment, facts, leaves.meter).eval(&program.root) {
+    match Evaluation::new(leaves.environment, facts, leaves.meter).eval(&program.root) {
         Ok(Value::Bool(value)) => Some(value),
         _ => None,
     }

@@ -5,6 +5,7 @@
 //! Go does, and runs all threads side by side (Pike's method). Compiling and matching take steps in
 //! proportion to the instructions, and each step is metered.
 
+use super::message::one_line;
 use super::meter::{Meter, Stop};
 use super::pattern;
 use regex_syntax::hir::{Class, Hir, HirKind, Look};
@@ -109,7 +110,7 @@ impl Regex {
             .utf8(false)
             .build()
             .parse(&pattern::from_go(pattern))
-            .map_err(|error| invalid(super::one_line(&error.to_string())))?;
+            .map_err(|error| invalid(one_line(&error.to_string())))?;
         let mut compiler = Compiler { program: Vec::new(), classes: Vec::new(), allowance };
         compiler.add(&hir)?;
         compiler.push(Inst::Match)?;

@@ -1,12 +1,12 @@
-//! Rewrites the parser's tree into the form that the interpreter needs, and finds what a tree reads.
+//! Rewrites the parser's tree into the form that the interpreter needs.
 
-use super::Reads;
-use super::environment::{DOMAIN, ENTRIES, FROM_ENTRIES, MERGE, SORT_BY};
-use super::macros::RESULT;
-use cel::common::ast::{
-    CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, ListExpr, LiteralValue, SelectExpr, operators,
+use super::tree::{
+    DOMAIN, ENTRIES, FROM_ENTRIES, MERGE, RESULT, SORT_BY, bool_literal, call, device_domain, device_field,
+    empty_list, ident, int_literal, is_device, method, node, text_literal,
 };
-use std::collections::BTreeSet;
+use cel::common::ast::{
+    CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, ListExpr, SelectExpr, operators,
+};
 
 /// Variables that are bound to a part of the device. The part replaces the variable, so that `cel.bind(a,
 /// device.attributes["gpu.example.com"], a.x)` reads only `x`.
@@ -14,34 +14,6 @@ type Aliases = Vec<(String, Option<IdedExpr>)>;
 
 pub(super) fn rewrite(expression: IdedExpr) -> Result<IdedExpr, String> {
     walk(expression, &mut Vec::new())
-}
-
-pub(super) fn call(function: &str, args: Vec<IdedExpr>) -> Expr {
-    Expr::Call(CallExpr { func_name: function.to_owned(), target: None, args })
-}
-
-fn method(function: &str, target: IdedExpr, args: Vec<IdedExpr>) -> IdedExpr {
-    node(Expr::Call(CallExpr { func_name: function.to_owned(), target: Some(Box::new(target)), args }))
-}
-
-pub(super) fn text_literal(text: &str) -> IdedExpr {
-    node(Expr::Literal(LiteralValue::String(text.into())))
-}
-
-fn int_literal(value: i64) -> IdedExpr {
-    node(Expr::Literal(LiteralValue::Int(value.into())))
-}
-
-fn bool_literal(value: bool) -> IdedExpr {
-    node(Expr::Literal(LiteralValue::Boolean(value.into())))
-}
-
-fn node(expr: Expr) -> IdedExpr {
-    IdedExpr { id: 0, expr }
-}
-
-pub(super) fn ident(name: &str) -> IdedExpr {
-    node(Expr::Ident(name.to_owned()))
 }
 
 fn walk(expression: IdedExpr, aliases: &mut Aliases) -> Result<IdedExpr, String> {
@@ -310,10 +282,6 @@ fn two_variables(target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) -> Res
     }))))
 }
 
-pub(super) fn empty_list() -> IdedExpr {
-    node(Expr::List(ListExpr::new(Vec::new())))
-}
-
 fn is_optional(expression: &IdedExpr) -> bool {
     match &expression.expr {
         Expr::Call(call) => {
@@ -327,114 +295,10 @@ fn is_optional(expression: &IdedExpr) -> bool {
     }
 }
 
-/// Returns the operator and the operands of a call without a target.
-pub(super) fn operation(expression: &IdedExpr) -> Option<(&str, &[IdedExpr])> {
-    match &expression.expr {
-        Expr::Call(call) if call.target.is_none() => Some((call.func_name.as_str(), call.args.as_slice())),
-        _ => None,
-    }
-}
-
-pub(super) fn literal_text(expression: &IdedExpr) -> Option<&str> {
-    match &expression.expr {
-        Expr::Literal(LiteralValue::String(text)) => Some(text.inner()),
-        _ => None,
-    }
-}
-
-pub(super) fn is_device(expression: &IdedExpr) -> bool {
-    matches!(&expression.expr, Expr::Ident(name) if name == "device")
-}
-
-/// Returns the field of `device` that a rewritten expression names.
-pub(super) fn device_field(expression: &IdedExpr) -> Option<&str> {
-    match operation(expression)? {
-        (operators::INDEX, [operand, field]) if is_device(operand) => literal_text(field),
-        _ => None,
-    }
-}
-
 fn is_domains(expression: &IdedExpr) -> bool {
     matches!(device_field(expression), Some("attributes" | "capacity"))
 }
 
-/// Returns the field and the domain of `device.attributes["gpu.example.com"]`.
-pub(super) fn device_domain(expression: &IdedExpr) -> Option<(&str, &str)> {
-    match operation(expression)? {
-        (DOMAIN, [domains, name]) => Some((device_field(domains)?, literal_text(name)?)),
-        _ => None,
-    }
-}
-
 fn is_part_of_device(expression: &IdedExpr) -> bool {
     is_device(expression) || device_field(expression).is_some() || device_domain(expression).is_some()
-}
-
-/// Returns every direct part of an expression.
-pub(super) fn children(expression: &IdedExpr) -> Vec<&IdedExpr> {
-    match &expression.expr {
-        Expr::Call(call) => call.target.as_deref().into_iter().chain(&call.args).collect(),
-        Expr::Select(select) => vec![&select.operand],
-        Expr::List(list) => list.elements.iter().collect(),
-        Expr::Map(map) => map
-            .entries
-            .iter()
-            .flat_map(|entry| match &entry.expr {
-                EntryExpr::MapEntry(pair) => vec![&pair.key, &pair.value],
-                EntryExpr::StructField(field) => vec![&field.value],
-            })
-            .collect(),
-        Expr::Comprehension(inner) => {
-            vec![&inner.iter_range, &inner.accu_init, &inner.loop_cond, &inner.loop_step, &inner.result]
-        }
-        Expr::Struct(_) | Expr::Ident(_) | Expr::Literal(_) | Expr::Unspecified => Vec::new(),
-    }
-}
-
-pub(super) fn reads(expression: &IdedExpr) -> Reads {
-    let mut names = BTreeSet::new();
-    let mut shape = false;
-    if collect(expression, &mut names, &mut shape) {
-        Reads::Names { names, shape }
-    } else {
-        Reads::Everything
-    }
-}
-
-/// Collects what an expression reads; returns false if it reads attributes whose names cannot be told.
-fn collect(expression: &IdedExpr, names: &mut BTreeSet<String>, shape: &mut bool) -> bool {
-    let mut field_of = |operand: &IdedExpr, field: &str| match device_domain(operand) {
-        Some(("attributes", domain)) => {
-            names.insert(format!("{domain}/{field}"));
-        }
-        _ => *shape = true,
-    };
-    match operation(expression) {
-        Some((operators::INDEX | operators::OPT_INDEX, [operand, field]))
-            if device_domain(operand).is_some() && literal_text(field).is_some() =>
-        {
-            field_of(operand, literal_text(field).unwrap_or_default());
-            return true;
-        }
-        _ => {}
-    }
-    if let Expr::Select(select) = &expression.expr
-        && device_domain(&select.operand).is_some()
-    {
-        field_of(&select.operand, &select.field);
-        return true;
-    }
-    match device_field(expression) {
-        Some("attributes") => return false,
-        // The driver is the same for all devices of this driver.
-        Some("driver") => return true,
-        // The capacities and whether the device is shareable belong to its shape.
-        Some(_) => {
-            *shape = true;
-            return true;
-        }
-        None if is_device(expression) => return false,
-        None => {}
-    }
-    children(expression).into_iter().all(|child| collect(child, names, shape))
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::quantity::Quantity;
 use rstest::rstest;
 
 const DRIVER: &str = "gpu.aliquot.dev";

@@ -1,7 +1,7 @@
 //! Conversions between types.
 
-use super::super::eval::Run;
 use super::super::meter::Stop;
+use super::super::run::Run;
 use super::super::value::Value;
 use super::arg;
 

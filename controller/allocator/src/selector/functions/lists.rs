@@ -1,7 +1,8 @@
 //! Functions of lists, sets and maps.
 
-use super::super::eval::{Run, add};
 use super::super::meter::{Meter, Stop};
+use super::super::operator::add;
+use super::super::run::Run;
 use super::super::value::{Key, List, Map, Value};
 use super::{arg, int, maybe_int};
 use std::cmp::Ordering;

@@ -1,7 +1,7 @@
 //! Functions of strings. Positions are counted in characters.
 
-use super::super::eval::Run;
 use super::super::meter::Stop;
+use super::super::run::Run;
 use super::super::value::Value;
 use super::{arg, count, int, lists, maybe_int, text};
 
