@@ -17,7 +17,9 @@ mod choose;
 pub mod fit;
 mod inputs;
 pub mod matcher;
+mod miss;
 mod no_match;
+mod options;
 pub mod overlap;
 mod overlay;
 mod plan;
@@ -31,8 +33,9 @@ mod wait;
 
 pub use capacity_shortfall::Lack;
 pub use matcher::Matcher;
-pub use no_match::{Demand, Miss, Published};
-pub use overlay::{Devices, Overlay, Situation};
+pub use miss::{Demand, Miss, Published};
+pub use options::Options;
+pub use overlay::{Devices, LeftOut, Overlay, Situation};
 pub use plan::{Plan, Reservation};
 pub use reason::{DeviceReason, NoFit, NodeReason, Rejection, Scope};
 pub use result::Draft;
@@ -43,17 +46,9 @@ use crate::snapshot::{Allocation, Claim, ObjectKey, Owner, Pod, Resolution, Snap
 use affinity::AffinityState;
 use ask::Ask;
 use choose::{Choice, choose};
-use inputs::Inputs;
-use std::collections::HashMap;
+use inputs::{Inputs, Pinned};
 use std::sync::Arc;
 use volumes::Volumes;
-
-/// The options that the administrator chose.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Options {
-    /// The strategy for the choice among what fits.
-    pub strategy: Strategy,
-}
 
 /// The decision for a pod.
 #[derive(Debug, Clone, PartialEq)]
@@ -88,10 +83,6 @@ pub enum Decision {
         reason: Box<NoFit>,
     },
 }
-
-/// Nodes that are left out for a pod for a while, because kube-scheduler gave them back, each with the
-/// reason.
-pub type LeftOut = HashMap<Arc<str>, String>;
 
 /// Decides for a pod in the cluster as it is. `expired` is called from time to time and returns true if the
 /// time is up.
@@ -293,13 +284,6 @@ fn gather<'a>(index: &'a Snapshot, pod: &Pod) -> Result<Vec<&'a Claim>, Wait> {
 /// Returns the allocation of a claim, unless the claim is decided anew.
 fn given<'a>(index: &'a Snapshot, situation: &Situation, claim: &Claim) -> Option<&'a Allocation> {
     index.effective_allocation(&claim.key).filter(|_| !situation.anew.contains(&claim.uid))
-}
-
-/// The places to which the pod is bound by its node and its allocated claims.
-#[derive(Debug, Default)]
-struct Pinned<'a> {
-    node: Option<Arc<str>>,
-    selectors: Vec<&'a Allocation>,
 }
 
 fn pinned<'a>(

@@ -1,7 +1,9 @@
 //! Consumable capacity: computes exactly how much a request takes (KEP-5075).
 
+use super::ask::Alternative;
 use crate::quantity::Quantity;
-use crate::snapshot::{Capacity, Range};
+use crate::snapshot::{Capacity, Range, Shape, Sym};
+use std::sync::Arc;
 
 /// Returns what a request consumes of a capacity, after rounding; `None` if the policy does not allow such an
 /// amount. Without a requested amount this is the policy's default, and without a default the whole capacity.
@@ -51,6 +53,32 @@ fn on_step(amount: Quantity, range: Range) -> bool {
         Some(step) => amount.nanos().saturating_sub(range.min.nanos()).rem_euclid(step) == 0,
         None => true,
     }
+}
+
+/// The amounts taken of each capacity of a device; `None` if the device is not shared.
+pub(super) type Consumed = Option<Arc<[Quantity]>>;
+
+/// Returns the amounts that an alternative takes of a device's capacities; `Some(None)` if the device is not
+/// shared. Returns `None` if the alternative asks for more than there is, for an amount that is not allowed,
+/// or for a capacity that the device lacks.
+pub(super) fn consumption(shape: &Shape, alternative: &Alternative<'_>) -> Option<Consumed> {
+    let known = |name: &Option<Sym>| {
+        name.is_some_and(|name| shape.capacities.binary_search_by_key(&name, |(n, _)| *n).is_ok())
+    };
+    if !alternative.capacities.iter().all(|asked| known(&asked.name)) {
+        return None;
+    }
+    let mut amounts = Vec::with_capacity(shape.capacities.len());
+    for (name, capacity) in &shape.capacities {
+        let requested =
+            alternative.capacities.iter().find(|asked| asked.name == Some(*name)).map(|asked| asked.amount);
+        let amount = consumed(capacity, requested)?;
+        if amount > capacity.value {
+            return None;
+        }
+        amounts.push(amount);
+    }
+    Some(shape.shareable.then(|| amounts.into()))
 }
 
 #[cfg(test)]

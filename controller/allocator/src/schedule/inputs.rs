@@ -2,10 +2,11 @@
 
 use super::affinity::AffinityState;
 use super::ask::Ask;
+use super::options::Options;
 use super::overlay::Situation;
 use super::volumes::Volumes;
-use super::{Options, Pinned};
-use crate::snapshot::{Owner, Pod, Snapshot};
+use crate::snapshot::{Allocation, Owner, Pod, Snapshot};
+use std::sync::Arc;
 
 /// The inputs of one decision.
 pub(super) struct Inputs<'a> {
@@ -19,4 +20,11 @@ pub(super) struct Inputs<'a> {
     /// The pods around, if they matter.
     pub(super) around: Option<AffinityState<'a>>,
     pub(super) volumes: Option<Volumes<'a>>,
+}
+
+/// The places to which the pod is bound by its node and its allocated claims.
+#[derive(Debug, Default)]
+pub(super) struct Pinned<'a> {
+    pub(super) node: Option<Arc<str>>,
+    pub(super) selectors: Vec<&'a Allocation>,
 }

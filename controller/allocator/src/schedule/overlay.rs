@@ -1,12 +1,15 @@
 //! Nodes in the state that a decision assumes for them, if it differs from the snapshot: without pods and
 //! claims that could go, and with devices kept for other pods.
 
-use super::LeftOut;
 use crate::snapshot::{Holder, Node, Pod, PodNeeds, Pool, Snapshot, Sym, Uid};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
+
+/// Nodes that are left out for a pod for a while, because kube-scheduler gave them back, each with the
+/// reason.
+pub type LeftOut = HashMap<Arc<str>, String>;
 
 /// Devices, each as pool and device.
 pub type Devices = Arc<BTreeSet<(Sym, Sym)>>;

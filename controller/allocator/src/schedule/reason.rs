@@ -2,7 +2,7 @@
 
 use super::capacity_shortfall::Lack;
 use super::fit::NotOnNode;
-use super::no_match::{MOST_PUBLISHED, Miss, Published, Told};
+use super::miss::{MOST_PUBLISHED, Miss, Published, Told};
 use crate::api_time::time;
 use crate::selector::SelectorError;
 use crate::snapshot::ObjectKey;

@@ -3,61 +3,25 @@
 
 mod bound;
 mod candidates;
+mod solution;
 mod state;
+mod view;
+
+pub use solution::{Failure, Pick, Solution};
 
 use super::ask::{Alternative, Ask, Count, MOST_RESULTS};
+use super::matcher::Matcher;
 use super::reason::DeviceReason;
-use super::score::{Rank, Score, Strategy};
-use super::{Matcher, Rejection};
-use crate::quantity::Quantity;
+use super::score::{Rank, Strategy};
 use crate::snapshot::worth::Cost;
-use crate::snapshot::{Owner, Pool, Snapshot, Sym};
+use crate::snapshot::{Owner, Pool, Snapshot};
 use bound::Taken;
-pub(super) use candidates::consumption;
-use candidates::{Candidate, Candidates, View, eligible, enough, marks, views};
+use candidates::{Candidate, Candidates, eligible, enough, marks};
 use state::State;
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
-
-/// A device that was picked for a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pick {
-    /// Position of the claim among the asks.
-    pub claim: usize,
-    /// Position of the request in the claim.
-    pub request: usize,
-    /// Position of the alternative in the request.
-    pub alternative: usize,
-    /// The pool of the device.
-    pub pool: Sym,
-    /// Position of the device in the pool's layout.
-    pub position: u32,
-    /// The amounts consumed of its capacities, in the shape's order; `None` if the device is not shared.
-    pub consumed: Option<Box<[Quantity]>>,
-}
-
-/// Devices for all requests.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Solution {
-    /// The picks, in the order of claims and requests.
-    pub picks: Vec<Pick>,
-    /// The chosen alternative of each request of each claim.
-    pub chosen: Vec<Vec<usize>>,
-    /// The quality of the solution.
-    pub score: Score,
-}
-
-/// The reason why there is no solution.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Failure {
-    /// No solution exists.
-    Devices(DeviceReason),
-    /// It is not known whether a solution exists.
-    OutOfTime,
-    /// A claim has an error.
-    Rejected(Box<Rejection>),
-}
+use view::{View, views};
 
 /// The number of steps after which a search is not easy. Before it continues, counting shows whether it can
 /// succeed at all.

@@ -7,6 +7,7 @@
 
 mod agree;
 mod bounds;
+mod mask;
 mod merge;
 mod places;
 
@@ -18,6 +19,7 @@ use crate::snapshot::worth::Cost;
 use crate::snapshot::{Fleet, GpuState, IDENTITIES, Make, Owner, Row, Snapshot, Sym};
 use agree::{Binding, Together};
 use bounds::Bounds;
+use mask::bits;
 use merge::Merge;
 use places::{Looks, MOST_PARTS, Opens, Part};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -366,12 +368,3 @@ impl<'a> Short<'a> {
 /// What makes have in common as far as the pod can tell, and the requests that have enough devices; `None` if
 /// not even an empty node has enough.
 type Shortage<'m> = ((&'m [u32], &'m [usize]), Option<u64>);
-
-/// Returns the places of a mask.
-fn bits(mut mask: u64) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        let place = mask.trailing_zeros();
-        mask &= mask.checked_sub(1)?;
-        usize::try_from(place).ok()
-    })
-}

@@ -4,8 +4,9 @@
 use super::super::ask::{Alternative, Ask, ConstraintKind, Count};
 use super::super::capacity_bound::{self, Item, STEPS};
 use super::super::reason::{DeviceReason, Scope};
+use super::candidates::Candidates;
 use super::state::State;
-use super::{Candidates, View};
+use super::view::View;
 use crate::quantity::Quantity;
 use crate::snapshot::{PARENT, Sym};
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -1,22 +1,17 @@
 //! The devices of a node's pools that a request can use, whoever holds them now.
 
 use super::super::ask::{Alternative, Ask, Count};
-use super::super::capacity;
+use super::super::capacity::{Consumed, consumption};
 use super::super::capacity_shortfall::Lack;
-use super::super::matcher::{Answer, Answers};
-use super::super::reason::DeviceReason;
-use super::super::{Matcher, Miss, Published, Rejection, no_match};
-use super::Failure;
-use crate::quantity::Quantity;
-use crate::snapshot::{Layout, Owner, Pool, PoolState, Shape, Snapshot, Sym};
+use super::super::matcher::{Answer, Answers, Matcher};
+use super::super::miss::{Miss, Published};
+use super::super::no_match;
+use super::super::reason::{DeviceReason, Rejection};
+use super::solution::Failure;
+use super::view::View;
+use crate::snapshot::{Owner, Snapshot};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
-
-/// A pool of the node from which devices can be allocated.
-pub(super) struct View<'a> {
-    pub(super) pool: &'a Pool,
-    pub(super) layout: &'a Layout,
-}
 
 /// The devices of each pool that an alternative can use, whoever holds them now.
 pub(super) struct Candidates {
@@ -28,9 +23,7 @@ pub(super) struct Candidates {
     pub(super) miss: Option<(Miss, Published)>,
 }
 
-/// The amounts taken of each capacity of a device; `None` if the device is not shared.
-pub(in crate::schedule) type Consumed = Option<Arc<[Quantity]>>;
-
+/// A device that an alternative can use.
 #[derive(Clone)]
 pub(super) struct Candidate {
     pub(super) position: u32,
@@ -56,62 +49,6 @@ pub(super) fn marks(views: &[View<'_>], candidates: &[Vec<Vec<Option<Candidates>
         }
     }
     marks
-}
-
-pub(super) fn views<'a>(
-    index: &Snapshot,
-    mut pools: Vec<&'a Pool>,
-    owner: Owner,
-    asks: &[Ask<'_>],
-) -> Result<Vec<View<'a>>, Failure> {
-    // A pool that is being replaced or contradicts itself could have any devices, so `All` must not miss a
-    // part of it. A request for a number of devices can be met from the other pools.
-    let alternatives = asks.iter().flat_map(|ask| &ask.requests).flat_map(|request| &request.alternatives);
-    let all = alternatives.into_iter().any(|alternative| alternative.count == Count::All);
-    let mut views = Vec::new();
-    let mut reason = None;
-    pools.sort_by_key(|pool| index.name(pool.name));
-    for pool in pools {
-        match (&pool.state, &pool.layout) {
-            (PoolState::Ready, Some(layout)) => {
-                let owned = match owner {
-                    Owner::Controller => layout.owners.controller,
-                    Owner::HandOver => layout.owners.hand_over,
-                    Owner::Scheduler => layout.owners.scheduler,
-                };
-                match (&pool.stopped, owned) {
-                    (_, false) if layout.owners.hand_over => {
-                        // Times are rounded up to minutes, so that nodes that are handed over at about the
-                        // same time are reported together.
-                        let until = pool.hand_over_until.map(|until| until.saturating_add(59) / 60 * 60);
-                        reason = reason.or(Some(DeviceReason::HandOver(until)));
-                    }
-                    (_, false) => reason = reason.or(Some(DeviceReason::NotInControllerMode)),
-                    (Some(why), true) => reason = reason.or_else(|| Some(DeviceReason::Stopped(why.clone()))),
-                    (None, true) => views.push(View { pool, layout }),
-                }
-            }
-            (PoolState::Incomplete { .. }, _) => {
-                let why = DeviceReason::Updating(index.name(pool.name).to_owned());
-                if all {
-                    return Err(Failure::Devices(why));
-                }
-                reason = reason.or(Some(why));
-            }
-            (PoolState::Invalid(why), _) => {
-                let why = DeviceReason::Invalid(why.to_string());
-                if all {
-                    return Err(Failure::Devices(why));
-                }
-                reason = reason.or(Some(why));
-            }
-            (PoolState::Absent, _) | (PoolState::Ready, None) => {}
-        }
-    }
-    if views.is_empty() {
-        return Err(Failure::Devices(reason.unwrap_or(DeviceReason::NotInControllerMode)));
-    }
-    Ok(views)
 }
 
 /// Returns the devices that match class, selectors and capacity, in layout order.
@@ -196,29 +133,6 @@ fn selected(answers: &[Arc<Answers>], position: u32) -> Answer {
         }
     }
     Ok(true)
-}
-
-/// Returns the amounts that an alternative takes of a device's capacities; `Some(None)` if the device is not
-/// shared. Returns `None` if the alternative asks for more than there is, for an amount that is not allowed,
-/// or for a capacity that the device lacks.
-pub(in crate::schedule) fn consumption(shape: &Shape, alternative: &Alternative<'_>) -> Option<Consumed> {
-    let known = |name: &Option<Sym>| {
-        name.is_some_and(|name| shape.capacities.binary_search_by_key(&name, |(n, _)| *n).is_ok())
-    };
-    if !alternative.capacities.iter().all(|asked| known(&asked.name)) {
-        return None;
-    }
-    let mut amounts = Vec::with_capacity(shape.capacities.len());
-    for (name, capacity) in &shape.capacities {
-        let requested =
-            alternative.capacities.iter().find(|asked| asked.name == Some(*name)).map(|asked| asked.amount);
-        let amount = capacity::consumed(capacity, requested)?;
-        if amount > capacity.value {
-            return None;
-        }
-        amounts.push(amount);
-    }
-    Some(shape.shareable.then(|| amounts.into()))
 }
 
 /// Checks quickly whether a request can be met at all.

@@ -5,7 +5,9 @@ mod time_slices;
 
 use super::super::ask::{Alternative, Ask, ConstraintKind};
 use super::super::capacity_shortfall::Lack;
-use super::{Candidate, Pick, View};
+use super::candidates::Candidate;
+use super::solution::Pick;
+use super::view::View;
 use crate::quantity::Quantity;
 use crate::snapshot::worth::Worth;
 use crate::snapshot::{Device, Gpu, Snapshot};

@@ -3,8 +3,8 @@
 
 use super::super::ask::{ConstraintKind, Count, Request};
 use super::super::inputs::Inputs;
-use super::bits;
 use super::bounds::{Bounds, Packings};
+use super::mask::bits;
 use super::places::{Looks, Opens, Part};
 use crate::snapshot::{Fleet, GpuState, IDENTITIES, Layout, PARENT, Row, Snapshot, Sym};
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -3,7 +3,7 @@
 
 use super::super::ask::Count;
 use super::super::capacity_bound::{self, Item, STEPS};
-use super::bits;
+use super::mask::bits;
 use super::places::{Looks, Opens, Part};
 use crate::snapshot::{Fleet, Row, Snapshot};
 use std::collections::HashMap;

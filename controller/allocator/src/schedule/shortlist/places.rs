@@ -2,8 +2,9 @@
 //! state of a GPU as it is now.
 
 use super::super::ask::{Alternative, Ask, Count};
+use super::super::capacity::consumption;
 use super::super::inputs::Inputs;
-use super::super::{Matcher, search};
+use super::super::matcher::Matcher;
 use crate::quantity::Quantity;
 use crate::snapshot::{Board, Fleet, GpuState, Make, Row, tolerated};
 use std::collections::{BTreeMap, HashMap};
@@ -74,7 +75,7 @@ pub(super) fn supplies(
             return None;
         }
         let shape = inputs.index.shape_of(place);
-        let amounts = search::consumption(shape, alternative)?;
+        let amounts = consumption(shape, alternative)?;
         Some(Supply {
             amounts,
             totals: shape.capacities.iter().map(|(_, capacity)| capacity.value).collect(),

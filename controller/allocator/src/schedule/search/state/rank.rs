@@ -4,7 +4,7 @@ use super::State;
 use crate::quantity::Quantity;
 use crate::schedule::ask::Alternative;
 use crate::schedule::score::{GpuView, Rank, Strategy};
-use crate::schedule::search::Candidate;
+use crate::schedule::search::candidates::Candidate;
 use crate::snapshot::worth::{Worth, thousandths};
 use std::hash::{DefaultHasher, Hash, Hasher};
 

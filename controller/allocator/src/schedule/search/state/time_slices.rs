@@ -2,7 +2,7 @@
 
 use super::State;
 use crate::schedule::ask::Ask;
-use crate::schedule::search::View;
+use crate::schedule::search::view::View;
 use crate::snapshot::{Device, Sym};
 use aliquot_model::config::TimeSliceInterval;
 use std::collections::{BTreeSet, HashMap};
