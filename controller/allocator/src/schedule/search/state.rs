@@ -1,9 +1,10 @@
 //! The state of a search: what it has taken so far, on top of what the snapshot shows as held.
 
 mod rank;
+mod taken;
 mod time_slices;
 
-use super::super::ask::{Alternative, Ask, ConstraintKind};
+use super::super::ask::{Alternative, Ask};
 use super::super::capacity_shortfall::Lack;
 use super::candidates::Candidate;
 use super::solution::Pick;
@@ -11,45 +12,10 @@ use super::view::View;
 use crate::quantity::Quantity;
 use crate::snapshot::worth::Worth;
 use crate::snapshot::{Device, Gpu, Snapshot};
-use aliquot_model::config::TimeSliceInterval;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use taken::{Seen, Taken};
 use time_slices::TimeSlices;
-
-/// The use of a device by this search.
-#[derive(Debug, Default, Clone, PartialEq, Eq, Hash)]
-struct Taken {
-    exclusive: bool,
-    shares: u32,
-    consumed: Vec<Quantity>,
-    /// The claims of this search that have the device with admin access.
-    admin_of: Vec<usize>,
-    /// The claim of this search that has the device alone.
-    exclusive_of: Option<usize>,
-    /// The time slices that shares of the device asked for.
-    time_slices: Vec<TimeSliceInterval>,
-}
-
-impl Taken {
-    fn is_of(&self, claim: usize) -> bool {
-        self.exclusive_of == Some(claim) || self.admin_of.contains(&claim)
-    }
-}
-
-/// The values that a constraint has seen so far.
-#[derive(Debug, Default, Clone)]
-struct Seen {
-    values: Vec<u32>,
-}
-
-impl Seen {
-    fn admits(&self, kind: ConstraintKind, value: u32) -> bool {
-        match kind {
-            ConstraintKind::Match => self.values.first().is_none_or(|first| *first == value),
-            ConstraintKind::Distinct => !self.values.contains(&value),
-        }
-    }
-}
 
 pub(super) struct State<'a, 's> {
     index: &'a Snapshot,
