@@ -23,6 +23,7 @@
 
 mod bridge;
 mod cache;
+mod compile_error;
 mod conversion;
 mod demand;
 mod depth;
@@ -51,6 +52,7 @@ mod tree;
 mod value;
 
 pub use cache::{Compiled, Selectors};
+pub use compile_error::{CompileError, TokenError};
 pub use device::{AttributeValue, DeviceFacts};
 pub use environment::Environment;
 pub use error::SelectorError;
@@ -72,7 +74,7 @@ use value::Value;
 #[derive(Debug)]
 pub struct Selector {
     source: Arc<str>,
-    compiled: Result<(IdedExpr, Program), String>,
+    compiled: Result<(IdedExpr, Program), CompileError>,
     reads: Reads,
 }
 
@@ -84,8 +86,8 @@ impl Selector {
             let program = plan::plan(&tree)?;
             Ok((tree, program))
         };
-        let compiled: Result<_, String> =
-            catch_unwind(compile).unwrap_or_else(|_| Err("the compiler gave up".to_owned()));
+        let compiled: Result<_, CompileError> =
+            catch_unwind(compile).unwrap_or_else(|_| Err(CompileError::GaveUp));
         let none = || Reads::Names { names: BTreeSet::new(), shape: false };
         let reads = compiled.as_ref().map_or_else(|_| none(), |(tree, _)| reads::reads(tree));
         let kept = if source.len() > parse::LONGEST { "" } else { source };
@@ -101,7 +103,7 @@ impl Selector {
         // A node of the tree is about as large as the part of the program that it became.
         let compiled = match &self.compiled {
             Ok((_, program)) => program.bytes.saturating_mul(3),
-            Err(reason) => reason.len(),
+            Err(reason) => reason.to_string().len(),
         };
         size_of::<Self>() + 2 * self.source.len() + compiled
     }

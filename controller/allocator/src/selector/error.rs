@@ -1,5 +1,6 @@
 //! The errors of a selector.
 
+use super::compile_error::CompileError;
 use super::message::quoted;
 use super::meter::MOST_STEPS;
 use std::sync::Arc;
@@ -12,8 +13,8 @@ pub enum SelectorError {
     Compile {
         /// The expression.
         expression: Arc<str>,
-        /// The message of the compiler.
-        reason: String,
+        /// The reason.
+        reason: CompileError,
     },
     /// The expression failed on a device.
     #[error("the CEL expression {} fails: {reason}{}", quoted(expression), hint(reason))]

@@ -1,5 +1,6 @@
 //! Splits an expression into tokens.
 
+use super::compile_error::{CompileError, TokenError};
 use std::str::Chars;
 
 /// A token.
@@ -30,7 +31,7 @@ const SIGNS: [&str; 26] = [
 ];
 
 /// Returns the tokens of an expression; the last one is [`Token::End`].
-pub(super) fn tokens(source: &str) -> Result<Vec<Token>, String> {
+pub(super) fn tokens(source: &str) -> Result<Vec<Token>, CompileError> {
     let mut rest = source;
     let mut tokens = Vec::new();
     loop {
@@ -44,14 +45,15 @@ pub(super) fn tokens(source: &str) -> Result<Vec<Token>, String> {
             return Ok(tokens);
         };
         let at = source.len() - rest.len();
+        let wrong = |error| CompileError::Token { at, error };
         let token = if let Some((kind, body)) = literal_start(rest) {
-            let (token, after) = text(kind, body).map_err(|reason| format!("at {at}: {reason}"))?;
+            let (token, after) = text(kind, body).map_err(wrong)?;
             rest = after;
             token
         } else if first.is_ascii_digit()
             || rest.strip_prefix('.').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
         {
-            let (token, after) = number(rest).map_err(|reason| format!("at {at}: {reason}"))?;
+            let (token, after) = number(rest).map_err(wrong)?;
             rest = after;
             token
         } else if first == '_' || first.is_ascii_alphabetic() {
@@ -60,12 +62,12 @@ pub(super) fn tokens(source: &str) -> Result<Vec<Token>, String> {
             rest = after;
             Token::Name(name.to_owned())
         } else if let Some(quoted) = rest.strip_prefix('`') {
-            let (name, after) = quoted.split_once('`').ok_or_else(|| format!("at {at}: a '`' is missing"))?;
+            let (name, after) = quoted.split_once('`').ok_or_else(|| wrong(TokenError::NameNotClosed))?;
             rest = after;
             Token::Name(name.to_owned())
         } else {
             let sign = SIGNS.iter().find(|sign| rest.starts_with(**sign));
-            let sign = sign.ok_or_else(|| format!("at {at}: unexpected character {first:?}"))?;
+            let sign = sign.ok_or_else(|| wrong(TokenError::Character { character: first }))?;
             rest = rest.strip_prefix(sign).unwrap_or_default();
             Token::Sign(sign)
         };
@@ -95,7 +97,7 @@ fn literal_start(rest: &str) -> Option<(Kind, &str)> {
 }
 
 /// Reads a string literal from its first quote on; returns the token and the rest.
-fn text(kind: Kind, body: &str) -> Result<(Token, &str), String> {
+fn text(kind: Kind, body: &str) -> Result<(Token, &str), TokenError> {
     let quote =
         ["\"\"\"", "'''", "\"", "'"].into_iter().find(|quote| body.starts_with(quote)).unwrap_or("\"");
     let mut rest = body.get(quote.len()..).unwrap_or_default();
@@ -105,15 +107,15 @@ fn text(kind: Kind, body: &str) -> Result<(Token, &str), String> {
             let token = if kind.bytes {
                 Token::Bytes(bytes)
             } else {
-                Token::Text(String::from_utf8(bytes).map_err(|_| "the string is not UTF-8".to_owned())?)
+                Token::Text(String::from_utf8(bytes).map_err(|_| TokenError::NotUtf8)?)
             };
             return Ok((token, after));
         }
         let mut chars = rest.chars();
         match chars.next() {
-            None => return Err(format!("a string is not closed: {quote} is missing")),
+            None => return Err(TokenError::StringNotClosed { quote }),
             Some('\n' | '\r') if quote.len() == 1 => {
-                return Err(format!("a string is not closed: {quote} is missing"));
+                return Err(TokenError::StringNotClosed { quote });
             }
             Some('\\') if !kind.raw => escape(kind, &mut chars, &mut bytes)?,
             Some('\\') => {
@@ -129,8 +131,8 @@ fn text(kind: Kind, body: &str) -> Result<(Token, &str), String> {
     }
 }
 
-fn escape(kind: Kind, chars: &mut Chars<'_>, bytes: &mut Vec<u8>) -> Result<(), String> {
-    let escaped = chars.next().ok_or("a string ends with a backslash")?;
+fn escape(kind: Kind, chars: &mut Chars<'_>, bytes: &mut Vec<u8>) -> Result<(), TokenError> {
+    let escaped = chars.next().ok_or(TokenError::EndsWithBackslash)?;
     let simple = match escaped {
         'a' => Some(0x07),
         'b' => Some(0x08),
@@ -155,28 +157,28 @@ fn escape(kind: Kind, chars: &mut Chars<'_>, bytes: &mut Vec<u8>) -> Result<(), 
         'u' if !kind.bytes => (16, 4, 0),
         'U' if !kind.bytes => (16, 8, 0),
         '0'..='3' => (8, 2, escaped.to_digit(8).unwrap_or_default()),
-        other => return Err(format!("\\{other} is not an escape sequence")),
+        character => return Err(TokenError::NoEscape { character }),
     };
     let mut code = already;
     for _ in 0..digits {
         let digit = chars.next().and_then(|digit| digit.to_digit(radix));
-        code = code * radix + digit.ok_or("an escape sequence has too few digits")?;
+        code = code * radix + digit.ok_or(TokenError::FewDigits)?;
     }
     match u8::try_from(code) {
         Ok(byte) if kind.bytes => bytes.push(byte),
         _ => {
-            let code = char::from_u32(code).ok_or("an escape sequence is no character")?;
+            let code = char::from_u32(code).ok_or(TokenError::NoCharacter)?;
             bytes.extend(code.encode_utf8(&mut [0; 4]).as_bytes());
         }
     }
     Ok(())
 }
 
-fn number(rest: &str) -> Result<(Token, &str), String> {
+fn number(rest: &str) -> Result<(Token, &str), TokenError> {
     let digits = |text: &str| text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let unsigned = |value: Result<u64, _>, after: &'_ str| {
-        let value = value.map_err(|_: std::num::ParseIntError| "the number is too large".to_owned())?;
-        Ok::<_, String>(match after.strip_prefix(['u', 'U']) {
+        let value = value.map_err(|_: std::num::ParseIntError| TokenError::TooLargeNumber)?;
+        Ok::<_, TokenError>(match after.strip_prefix(['u', 'U']) {
             Some(after) => (Token::Uint(value), after.len()),
             None => (Token::Int(value), after.len()),
         })
@@ -203,7 +205,7 @@ fn number(rest: &str) -> Result<(Token, &str), String> {
     }
     let (value, after) = rest.split_at(end);
     if end > whole {
-        let value = value.parse().map_err(|_| "the number cannot be read".to_owned())?;
+        let value = value.parse().map_err(|_| TokenError::UnreadableNumber)?;
         return Ok((Token::Double(value), after));
     }
     let (token, after) = unsigned(value.parse(), after)?;

@@ -1,11 +1,12 @@
 //! Expands `has` and the macros with one variable, as cel-go does.
 
+use super::compile_error::CompileError;
 use super::depth::node;
 use super::tree::{RESULT, call, empty_list, ident};
 use cel::common::ast::{CallExpr, ComprehensionExpr, Expr, IdedExpr, ListExpr, LiteralValue, operators};
 
 /// Expands a call if it is a macro; returns other calls as they are.
-pub(super) fn expand(call: CallExpr) -> Result<IdedExpr, String> {
+pub(super) fn expand(call: CallExpr) -> Result<IdedExpr, CompileError> {
     let arity = call.args.len();
     match (call.func_name.as_str(), call.target.is_some(), arity) {
         ("has", false, 1) => has(call),
@@ -16,24 +17,24 @@ pub(super) fn expand(call: CallExpr) -> Result<IdedExpr, String> {
     }
 }
 
-fn has(mut call: CallExpr) -> Result<IdedExpr, String> {
+fn has(mut call: CallExpr) -> Result<IdedExpr, CompileError> {
     match call.args.pop().map(|arg| arg.expr) {
         Some(Expr::Select(mut select)) => {
             select.test = true;
             node(Expr::Select(select))
         }
-        _ => Err("invalid argument to has() macro".to_owned()),
+        _ => Err(CompileError::Has),
     }
 }
 
-fn over_list(expr: CallExpr) -> Result<IdedExpr, String> {
+fn over_list(expr: CallExpr) -> Result<IdedExpr, CompileError> {
     let CallExpr { func_name, target, args } = expr;
     let mut args = args.into_iter();
     let (Some(target), Some(variable), Some(first)) = (target, args.next(), args.next()) else {
-        return Err("wrong number of arguments".to_owned());
+        return Err(CompileError::ArgumentCount);
     };
     let Expr::Ident(name) = &variable.expr else {
-        return Err("the first argument of a macro must be a simple name".to_owned());
+        return Err(CompileError::MacroVariable);
     };
     let name = name.clone();
     let second = args.next();
@@ -73,12 +74,12 @@ fn over_list(expr: CallExpr) -> Result<IdedExpr, String> {
     })))
 }
 
-fn append(value: IdedExpr) -> Result<IdedExpr, String> {
+fn append(value: IdedExpr) -> Result<IdedExpr, CompileError> {
     let one = node(Expr::List(ListExpr::new(vec![value])))?;
     node(call(operators::ADD, vec![ident(RESULT), one]))
 }
 
-fn when(condition: IdedExpr, step: IdedExpr) -> Result<IdedExpr, String> {
+fn when(condition: IdedExpr, step: IdedExpr) -> Result<IdedExpr, CompileError> {
     node(call(operators::CONDITIONAL, vec![condition, step, ident(RESULT)]))
 }
 

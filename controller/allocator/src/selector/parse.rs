@@ -4,6 +4,7 @@
 //! twice, so nesting takes time without bound. It also follows chains by recursion without bound. This parser
 //! takes time and stack in proportion to the text.
 
+use super::compile_error::CompileError;
 use super::depth::node;
 use super::lex::{Token, tokens};
 use super::macros;
@@ -20,9 +21,9 @@ pub(super) const LONGEST: usize = 10 * 1024;
 const MOST_NESTED: usize = 250;
 
 /// Parses an expression. The `id` of each node is the number of levels below it.
-pub(super) fn parse(source: &str) -> Result<IdedExpr, String> {
+pub(super) fn parse(source: &str) -> Result<IdedExpr, CompileError> {
     if source.len() > LONGEST {
-        return Err(format!("it is {} bytes long, the most is {LONGEST}", source.len()));
+        return Err(CompileError::TooLong { bytes: source.len(), most: LONGEST });
     }
     let mut parser = Parser { tokens: tokens(source)?.into_iter(), next: Token::End, nested: 0 };
     parser.advance();
@@ -54,31 +55,34 @@ impl Parser {
         found
     }
 
-    fn want(&mut self, sign: &str) -> Result<(), String> {
+    fn want(&mut self, sign: &'static str) -> Result<(), CompileError> {
         if self.take(sign) { Ok(()) } else { Err(self.unexpected(sign)) }
     }
 
-    fn unexpected(&self, wanted: &str) -> String {
+    fn unexpected(&self, wanted: &'static str) -> CompileError {
         let found = match &self.next {
             Token::Name(name) => name.clone(),
             Token::Sign(sign) => (*sign).to_owned(),
             Token::End => "nothing".to_owned(),
             _ => "a literal".to_owned(),
         };
-        format!("Syntax error: {wanted} was expected, {found} was found")
+        CompileError::Unexpected { wanted, found }
     }
 
-    fn nest<T>(&mut self, inner: impl FnOnce(&mut Self) -> Result<T, String>) -> Result<T, String> {
+    fn nest<T>(
+        &mut self,
+        inner: impl FnOnce(&mut Self) -> Result<T, CompileError>,
+    ) -> Result<T, CompileError> {
         self.nested += 1;
         if self.nested > MOST_NESTED {
-            return Err(format!("it is nested deeper than {MOST_NESTED} levels; simplify it"));
+            return Err(CompileError::TooNested { most: MOST_NESTED });
         }
         let result = inner(self);
         self.nested -= 1;
         result
     }
 
-    fn expression(&mut self) -> Result<IdedExpr, String> {
+    fn expression(&mut self) -> Result<IdedExpr, CompileError> {
         self.nest(|parser| {
             let condition = parser.logical(operators::LOGICAL_OR)?;
             if !parser.take("?") {
@@ -92,7 +96,7 @@ impl Parser {
     }
 
     /// Parses the operands of `||` or `&&` into a tree with as few levels as possible.
-    fn logical(&mut self, operator: &'static str) -> Result<IdedExpr, String> {
+    fn logical(&mut self, operator: &'static str) -> Result<IdedExpr, CompileError> {
         let or = operator == operators::LOGICAL_OR;
         let mut operands = Vec::new();
         loop {
@@ -103,7 +107,7 @@ impl Parser {
         }
     }
 
-    fn relation(&mut self) -> Result<IdedExpr, String> {
+    fn relation(&mut self) -> Result<IdedExpr, CompileError> {
         let mut left = self.sum()?;
         loop {
             let operator = match &self.next {
@@ -121,7 +125,7 @@ impl Parser {
         }
     }
 
-    fn sum(&mut self) -> Result<IdedExpr, String> {
+    fn sum(&mut self) -> Result<IdedExpr, CompileError> {
         let mut left = self.product()?;
         loop {
             let operator = match &self.next {
@@ -134,7 +138,7 @@ impl Parser {
         }
     }
 
-    fn product(&mut self) -> Result<IdedExpr, String> {
+    fn product(&mut self) -> Result<IdedExpr, CompileError> {
         let mut left = self.unary()?;
         loop {
             let operator = match &self.next {
@@ -148,7 +152,7 @@ impl Parser {
         }
     }
 
-    fn unary(&mut self) -> Result<IdedExpr, String> {
+    fn unary(&mut self) -> Result<IdedExpr, CompileError> {
         for (sign, operator) in [("!", operators::LOGICAL_NOT), ("-", operators::NEGATE)] {
             let mut count = 0;
             while self.take(sign) {
@@ -170,13 +174,13 @@ impl Parser {
         self.member()
     }
 
-    fn member(&mut self) -> Result<IdedExpr, String> {
+    fn member(&mut self) -> Result<IdedExpr, CompileError> {
         let operand = self.nest(Self::primary)?;
         self.members(operand)
     }
 
     /// Parses the selections, look-ups and calls that follow an operand.
-    fn members(&mut self, mut operand: IdedExpr) -> Result<IdedExpr, String> {
+    fn members(&mut self, mut operand: IdedExpr) -> Result<IdedExpr, CompileError> {
         loop {
             if self.take(".?") {
                 let field = text_literal(&self.name()?);
@@ -197,14 +201,14 @@ impl Parser {
                 self.want("]")?;
                 operand = node(call(operator, vec![operand, position]))?;
             } else if self.at("{") {
-                return Err("messages are not supported".to_owned());
+                return Err(CompileError::Message);
             } else {
                 return Ok(operand);
             }
         }
     }
 
-    fn name(&mut self) -> Result<String, String> {
+    fn name(&mut self) -> Result<String, CompileError> {
         match self.advance() {
             Token::Name(name) => Ok(name),
             other => {
@@ -214,7 +218,7 @@ impl Parser {
         }
     }
 
-    fn arguments(&mut self) -> Result<Vec<IdedExpr>, String> {
+    fn arguments(&mut self) -> Result<Vec<IdedExpr>, CompileError> {
         let mut args = Vec::new();
         if self.take(")") {
             return Ok(args);
@@ -229,7 +233,7 @@ impl Parser {
         Ok(args)
     }
 
-    fn primary(&mut self) -> Result<IdedExpr, String> {
+    fn primary(&mut self) -> Result<IdedExpr, CompileError> {
         self.take(".");
         if self.take("(") {
             let inner = self.expression()?;
@@ -255,11 +259,11 @@ impl Parser {
         }
     }
 
-    fn literal(&mut self, negative: bool) -> Result<IdedExpr, String> {
+    fn literal(&mut self, negative: bool) -> Result<IdedExpr, CompileError> {
         let value = match self.advance() {
             Token::Int(value) => {
                 let signed = if negative { -i128::from(value) } else { i128::from(value) };
-                let value = i64::try_from(signed).map_err(|_| "the number is too large".to_owned())?;
+                let value = i64::try_from(signed).map_err(|_| CompileError::TooLargeNumber)?;
                 LiteralValue::Int(value.into())
             }
             Token::Uint(value) => LiteralValue::UInt(value.into()),
@@ -278,7 +282,7 @@ impl Parser {
     }
 
     /// Parses a list, after its `[`.
-    fn list(&mut self) -> Result<IdedExpr, String> {
+    fn list(&mut self) -> Result<IdedExpr, CompileError> {
         let (mut elements, mut optional) = (Vec::new(), Vec::new());
         if self.take("[?") {
             optional.push(0);
@@ -302,7 +306,7 @@ impl Parser {
     }
 
     /// Parses a map, after its `{`.
-    fn map(&mut self) -> Result<IdedExpr, String> {
+    fn map(&mut self) -> Result<IdedExpr, CompileError> {
         let mut entries = Vec::new();
         while !self.take("}") {
             let optional = self.take("?");
@@ -320,7 +324,7 @@ impl Parser {
     }
 }
 
-fn balanced(operator: &str, mut operands: Vec<IdedExpr>) -> Result<IdedExpr, String> {
+fn balanced(operator: &str, mut operands: Vec<IdedExpr>) -> Result<IdedExpr, CompileError> {
     while operands.len() > 1 {
         let mut halved = Vec::with_capacity(operands.len().div_ceil(2));
         let mut rest = operands.into_iter();
@@ -332,5 +336,5 @@ fn balanced(operator: &str, mut operands: Vec<IdedExpr>) -> Result<IdedExpr, Str
         }
         operands = halved;
     }
-    operands.pop().ok_or_else(|| "an operand is missing".to_owned())
+    operands.pop().ok_or(CompileError::NoOperand)
 }

@@ -4,6 +4,7 @@
 //! Nothing is computed here except what the text of the expression spells out: lists and maps of literals.
 
 use super::bridge::Bridge;
+use super::compile_error::CompileError;
 use super::functions;
 use super::operator::Operator;
 use super::program::{Access, Fact, Facts, Fold, Folding, Node, Program, Searching};
@@ -26,7 +27,7 @@ const MOST_IN_A_ROW: usize = 8;
 const TYPES: [&str; 9] = ["bool", "int", "uint", "double", "string", "bytes", "list", "map", "null_type"];
 
 /// Turns a rewritten tree into a program.
-pub(super) fn plan(expression: &IdedExpr) -> Result<Program, String> {
+pub(super) fn plan(expression: &IdedExpr) -> Result<Program, CompileError> {
     let mut planner = Planner { scope: Vec::new(), levels: 0, bytes: 0, allowance: Allowance::default() };
     let root = planner.node(expression)?;
     Ok(Program { root, bytes: planner.bytes })
@@ -40,12 +41,10 @@ struct Planner {
 }
 
 impl Planner {
-    fn node(&mut self, expression: &IdedExpr) -> Result<Node, String> {
+    fn node(&mut self, expression: &IdedExpr) -> Result<Node, CompileError> {
         self.levels += 1;
         if self.levels > MOST_LEVELS {
-            return Err(format!(
-                "it is nested deeper than {MOST_LEVELS} levels; split it into several selectors"
-            ));
+            return Err(CompileError::TooDeep { most: MOST_LEVELS });
         }
         self.bytes += size_of::<Node>() + 16;
         let node = match &expression.expr {
@@ -59,13 +58,13 @@ impl Planner {
             Expr::List(list) => self.list(list),
             Expr::Map(map) => self.map(map),
             Expr::Comprehension(comprehension) => self.comprehension(comprehension),
-            Expr::Struct(_) | Expr::Unspecified => Err("the expression is empty".to_owned()),
+            Expr::Struct(_) | Expr::Unspecified => Err(CompileError::Empty),
         };
         self.levels -= 1;
         node
     }
 
-    fn constant(&mut self, value: Value) -> Result<Node, String> {
+    fn constant(&mut self, value: Value) -> Result<Node, CompileError> {
         self.bytes += value.bytes();
         Ok(Node::Constant(value))
     }
@@ -97,15 +96,18 @@ impl Planner {
         Some(Node::Fact(Box::new(Fact { of, domain: domain.into(), name: name.into(), access })))
     }
 
-    fn nodes<'e>(&mut self, parts: impl IntoIterator<Item = &'e IdedExpr>) -> Result<Box<[Node]>, String> {
+    fn nodes<'e>(
+        &mut self,
+        parts: impl IntoIterator<Item = &'e IdedExpr>,
+    ) -> Result<Box<[Node]>, CompileError> {
         parts.into_iter().map(|part| self.node(part)).collect()
     }
 
-    fn two(&mut self, left: &IdedExpr, right: &IdedExpr) -> Result<Box<[Node; 2]>, String> {
+    fn two(&mut self, left: &IdedExpr, right: &IdedExpr) -> Result<Box<[Node; 2]>, CompileError> {
         Ok(Box::new([self.node(left)?, self.node(right)?]))
     }
 
-    fn call(&mut self, expression: &IdedExpr, call: &CallExpr) -> Result<Node, String> {
+    fn call(&mut self, expression: &IdedExpr, call: &CallExpr) -> Result<Node, CompileError> {
         if let Some(target) = &call.target {
             return self.method(target, call);
         }
@@ -151,13 +153,13 @@ impl Planner {
     }
 
     /// Returns the operands of a chain of one operator.
-    fn operands(&mut self, expression: &IdedExpr) -> Result<Box<[Node]>, String> {
+    fn operands(&mut self, expression: &IdedExpr) -> Result<Box<[Node]>, CompileError> {
         let mut parts = Vec::new();
         flatten(expression, name_of(expression), &mut parts);
         self.nodes(parts)
     }
 
-    fn method(&mut self, target: &IdedExpr, call: &CallExpr) -> Result<Node, String> {
+    fn method(&mut self, target: &IdedExpr, call: &CallExpr) -> Result<Node, CompileError> {
         let name = call.func_name.as_str();
         if let Expr::Ident(namespace) = &target.expr
             && !self.scope.iter().any(|known| known == namespace)
@@ -186,7 +188,7 @@ impl Planner {
     }
 
     /// Returns a search node if the pattern is a literal.
-    fn search(&mut self, name: &str, args: &[&IdedExpr]) -> Result<Option<Node>, String> {
+    fn search(&mut self, name: &str, args: &[&IdedExpr]) -> Result<Option<Node>, CompileError> {
         let (Some(search), [text, pattern, most @ ..]) = (Search::named(name, args.len()), args) else {
             return Ok(None);
         };
@@ -200,7 +202,7 @@ impl Planner {
         Ok(Some(Node::Search(Box::new(Searching { search, text, most, regex }))))
     }
 
-    fn membership(&mut self, needle: &IdedExpr, list: &IdedExpr) -> Result<Node, String> {
+    fn membership(&mut self, needle: &IdedExpr, list: &IdedExpr) -> Result<Node, CompileError> {
         let needle = self.node(needle)?;
         let list = self.node(list)?;
         if let Node::Constant(Value::List(elements)) = &list
@@ -214,7 +216,7 @@ impl Planner {
         Ok(Node::Binary(Operator::In, Box::new([needle, list])))
     }
 
-    fn list(&mut self, list: &ListExpr) -> Result<Node, String> {
+    fn list(&mut self, list: &ListExpr) -> Result<Node, CompileError> {
         let elements = self.nodes(&list.elements)?;
         if list.optional_indices.is_empty()
             && let Some(values) = elements.iter().map(known).collect::<Option<Vec<_>>>()
@@ -227,11 +229,11 @@ impl Planner {
         Ok(Node::List(elements.into_iter().enumerate().map(of).collect()))
     }
 
-    fn map(&mut self, map: &MapExpr) -> Result<Node, String> {
+    fn map(&mut self, map: &MapExpr) -> Result<Node, CompileError> {
         let mut entries = Vec::with_capacity(map.entries.len());
         for entry in &map.entries {
             let EntryExpr::MapEntry(pair) = &entry.expr else {
-                return Err("a map has a field in it".to_owned());
+                return Err(CompileError::FieldInMap);
             };
             entries.push((self.node(&pair.key)?, self.node(&pair.value)?, pair.optional));
         }
@@ -248,7 +250,7 @@ impl Planner {
         Ok(Node::Map(entries.into()))
     }
 
-    fn comprehension(&mut self, inner: &ComprehensionExpr) -> Result<Node, String> {
+    fn comprehension(&mut self, inner: &ComprehensionExpr) -> Result<Node, CompileError> {
         let place = self.scope.len();
         // The value is planned first, because it does not see the variable.
         if inner.accu_var != RESULT {
@@ -259,7 +261,7 @@ impl Planner {
             return Ok(Node::Bind(Box::new((place, value, body?))));
         }
         let range = self.node(&inner.iter_range)?;
-        let (fold, filter, body) = parts(inner).ok_or("a macro cannot be read")?;
+        let (fold, filter, body) = parts(inner).ok_or(CompileError::Macro)?;
         self.scope.push(inner.iter_var.clone());
         let filter = filter.map(|filter| self.node(filter)).transpose();
         let body = self.node(body);

@@ -1,5 +1,6 @@
 //! Rewrites the parser's tree into the form that the interpreter needs.
 
+use super::compile_error::CompileError;
 use super::tree::{
     DOMAIN, ENTRIES, FROM_ENTRIES, MERGE, RESULT, SORT_BY, bool_literal, call, device_domain, device_field,
     empty_list, ident, int_literal, is_device, method, node, text_literal,
@@ -12,11 +13,11 @@ use cel::common::ast::{
 /// device.attributes["gpu.example.com"], a.x)` reads only `x`.
 type Aliases = Vec<(String, Option<IdedExpr>)>;
 
-pub(super) fn rewrite(expression: IdedExpr) -> Result<IdedExpr, String> {
+pub(super) fn rewrite(expression: IdedExpr) -> Result<IdedExpr, CompileError> {
     walk(expression, &mut Vec::new())
 }
 
-fn walk(expression: IdedExpr, aliases: &mut Aliases) -> Result<IdedExpr, String> {
+fn walk(expression: IdedExpr, aliases: &mut Aliases) -> Result<IdedExpr, CompileError> {
     let IdedExpr { id, expr } = expression;
     let expr = match expr {
         Expr::Ident(name) => match aliases.iter().rev().find(|(alias, _)| *alias == name) {
@@ -36,7 +37,7 @@ fn walk(expression: IdedExpr, aliases: &mut Aliases) -> Result<IdedExpr, String>
                         pair.key = walk(std::mem::take(&mut pair.key), aliases)?;
                         pair.value = walk(std::mem::take(&mut pair.value), aliases)?;
                     }
-                    EntryExpr::StructField(_) => return Err("a map has a field in it".to_owned()),
+                    EntryExpr::StructField(_) => return Err(CompileError::FieldInMap),
                 }
             }
             Expr::Map(map)
@@ -55,9 +56,9 @@ fn walk(expression: IdedExpr, aliases: &mut Aliases) -> Result<IdedExpr, String>
             Expr::Comprehension(Box::new(inner))
         }
         Expr::Struct(message) => {
-            return Err(format!("messages such as {}{{}} are not supported", message.type_name));
+            return Err(CompileError::MessageOf { type_name: message.type_name });
         }
-        Expr::Unspecified => return Err("the expression is empty".to_owned()),
+        Expr::Unspecified => return Err(CompileError::Empty),
         Expr::Literal(literal) => Expr::Literal(literal),
     };
     Ok(IdedExpr { id, expr })
@@ -65,7 +66,7 @@ fn walk(expression: IdedExpr, aliases: &mut Aliases) -> Result<IdedExpr, String>
 
 /// Rewrites a selection as an index. For a field of something without fields, the crate's interpreter answers
 /// `false` and copies the map; an index does neither.
-fn selection(select: SelectExpr, aliases: &mut Aliases) -> Result<IdedExpr, String> {
+fn selection(select: SelectExpr, aliases: &mut Aliases) -> Result<IdedExpr, CompileError> {
     let operand = walk(*select.operand, aliases)?;
     let optional = is_optional(&operand);
     if select.test {
@@ -83,7 +84,7 @@ fn selection(select: SelectExpr, aliases: &mut Aliases) -> Result<IdedExpr, Stri
     Ok(node(call(operator, vec![operand, text_literal(&select.field)])))
 }
 
-fn function(id: u64, mut expr: CallExpr, aliases: &mut Aliases) -> Result<IdedExpr, String> {
+fn function(id: u64, mut expr: CallExpr, aliases: &mut Aliases) -> Result<IdedExpr, CompileError> {
     if let Some(target) = expr.target.take() {
         return receiver(id, *target, expr, aliases);
     }
@@ -107,7 +108,12 @@ fn function(id: u64, mut expr: CallExpr, aliases: &mut Aliases) -> Result<IdedEx
     Ok(IdedExpr { id, expr: call(name, args) })
 }
 
-fn receiver(id: u64, target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) -> Result<IdedExpr, String> {
+fn receiver(
+    id: u64,
+    target: IdedExpr,
+    expr: CallExpr,
+    aliases: &mut Aliases,
+) -> Result<IdedExpr, CompileError> {
     let namespace = match &target.expr {
         Expr::Ident(name) if !aliases.iter().any(|(alias, _)| alias == name) => Some(name.as_str()),
         _ => None,
@@ -133,19 +139,24 @@ fn receiver(id: u64, target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) ->
     Ok(IdedExpr { id, expr: Expr::Call(call) })
 }
 
-fn take<const N: usize>(args: Vec<IdedExpr>) -> Result<[IdedExpr; N], String> {
-    args.try_into().map_err(|_| "wrong number of arguments".to_owned())
+fn take<const N: usize>(args: Vec<IdedExpr>) -> Result<[IdedExpr; N], CompileError> {
+    args.try_into().map_err(|_| CompileError::ArgumentCount)
 }
 
-fn variable(expression: &IdedExpr) -> Result<String, String> {
+fn variable(expression: &IdedExpr) -> Result<String, CompileError> {
     match &expression.expr {
         Expr::Ident(name) => Ok(name.clone()),
-        _ => Err("the first argument of a macro must be a simple name".to_owned()),
+        _ => Err(CompileError::MacroVariable),
     }
 }
 
 /// Rewrites `cel.bind(name, value, body)`; the value is already rewritten, the body is not.
-fn bind(name: String, value: IdedExpr, body: IdedExpr, aliases: &mut Aliases) -> Result<IdedExpr, String> {
+fn bind(
+    name: String,
+    value: IdedExpr,
+    body: IdedExpr,
+    aliases: &mut Aliases,
+) -> Result<IdedExpr, CompileError> {
     let alias = is_part_of_device(&value).then(|| value.clone());
     let replaced = alias.is_some();
     aliases.push((name.clone(), alias));
@@ -175,7 +186,7 @@ const OPTIONAL: &str = "@optional";
 const SORTED: &str = "@sorted";
 
 /// Rewrites `x.optMap(v, body)` as `x.hasValue() ? optional.of(body with v = x.value()) : optional.none()`.
-fn optional_map(target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) -> Result<IdedExpr, String> {
+fn optional_map(target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) -> Result<IdedExpr, CompileError> {
     let flat = expr.func_name == "optFlatMap";
     let [name, body] = take(expr.args)?;
     let name = variable(&name)?;
@@ -192,7 +203,7 @@ fn optional_map(target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) -> Resu
 }
 
 /// Rewrites `x.sortBy(v, key)`: the elements of `x` in the order of their keys.
-fn sort_by(target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) -> Result<IdedExpr, String> {
+fn sort_by(target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) -> Result<IdedExpr, CompileError> {
     let [name, key] = take(expr.args)?;
     let name = variable(&name)?;
     let target = walk(target, aliases)?;
@@ -214,10 +225,10 @@ fn sort_by(target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) -> Result<Id
 }
 
 /// Rewrites macros with two variables as macros with one variable over pairs.
-fn two_variables(target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) -> Result<IdedExpr, String> {
+fn two_variables(target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) -> Result<IdedExpr, CompileError> {
     let CallExpr { func_name, args, .. } = expr;
     let mut args = args.into_iter();
-    let mut next = || args.next().ok_or_else(|| "wrong number of arguments".to_owned());
+    let mut next = || args.next().ok_or(CompileError::ArgumentCount);
     let (first, second, third) = (next()?, next()?, next()?);
     let (filter, step) = match args.next() {
         Some(step) => (Some(third), step),
@@ -225,7 +236,7 @@ fn two_variables(target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) -> Res
     };
     let (first, second) = (variable(&first)?, variable(&second)?);
     let range = node(call(ENTRIES, vec![walk(target, aliases)?]));
-    let mut scoped = |body: IdedExpr| -> Result<IdedExpr, String> {
+    let mut scoped = |body: IdedExpr| -> Result<IdedExpr, CompileError> {
         let depth = aliases.len();
         aliases.push((first.clone(), None));
         aliases.push((second.clone(), None));

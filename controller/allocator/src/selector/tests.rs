@@ -135,6 +135,35 @@ fn what_does_not_compile_says_so_for_every_device(#[case] expression: &str) {
 }
 
 #[rstest]
+#[case::string_not_closed("\"abc", "at 0: a string is not closed: \" is missing")]
+#[case::string_over_two_lines("1 + 'a\nb'", "at 4: a string is not closed: ' is missing")]
+#[case::backslash_at_the_end("'\\", "at 0: a string ends with a backslash")]
+#[case::unknown_escape("'\\q'", "at 0: \\q is not an escape sequence")]
+#[case::short_escape("'\\x1'", "at 0: an escape sequence has too few digits")]
+#[case::surrogate("'\\ud800'", "at 0: an escape sequence is no character")]
+#[case::large_number("99999999999999999999", "at 0: the number is too large")]
+#[case::large_hexadecimal_number("0xfffffffffffffffff", "at 0: the number is too large")]
+#[case::large_int("9223372036854775808", "the number is too large")]
+#[case::name_not_closed("`a", "at 0: a '`' is missing")]
+#[case::character("1 # 2", "at 2: unexpected character '#'")]
+#[case::nothing("1 +", "Syntax error: an expression was expected, nothing was found")]
+#[case::bracket("(1", "Syntax error: ) was expected, nothing was found")]
+#[case::literal("1 2", "Syntax error: the end was expected, a literal was found")]
+#[case::sign("a.(", "Syntax error: a name was expected, ( was found")]
+#[case::name("1 a", "Syntax error: the end was expected, a was found")]
+#[case::message("a{}", "messages are not supported")]
+#[case::has("has(a)", "invalid argument to has() macro")]
+#[case::macro_variable("[1].all(1, true)", "the first argument of a macro must be a simple name")]
+#[case::bound_variable("cel.bind(1, 2, 3)", "the first argument of a macro must be a simple name")]
+#[case::brackets(&"(".repeat(300), "it is nested deeper than 250 levels; simplify it")]
+#[case::levels(&"1+".repeat(400), "it is nested deeper than 300 levels; split it into several selectors")]
+#[case::length(&" ".repeat(10_241), "it is 10241 bytes long, the most is 10240")]
+fn what_does_not_compile_says_why(#[case] expression: &str, #[case] reason: &str) {
+    let text = matches(expression).expect_err("must fail").to_string();
+    assert_eq!(text.split_once(" does not compile: ").map(|(_, reason)| reason), Some(reason));
+}
+
+#[rstest]
 #[case(r#"device.driver == "x" && device.attributes["d.com"].a == 1"#, &["d.com/a"], false)]
 #[case(r#"cel.bind(d, device.attributes["d.com"], d.a == d.?b.orValue(1) && has(d.c))"#, &["d.com/a", "d.com/b", "d.com/c"], false)]
 #[case(r#"device.capacity["d.com"].memory.isGreaterThan(quantity("1"))"#, &[], true)]
