@@ -13,7 +13,7 @@ use crate::client::connect;
 use crate::snapshot;
 use aliquot_allocator::compaction::ALLOWANCE;
 use aliquot_allocator::hold::is_hold;
-use aliquot_model::names::{CLAIM_FINALIZER, COMPANION_OF, HOLD_OF, KEYS, SCHEDULING_GATE, WILL};
+use aliquot_model::names::{CLAIM_FINALIZER, COMPANION_OF, HOLD_OF, KEYS, RETENTION_RECORD, SCHEDULING_GATE};
 use anyhow::{Context, Result};
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
@@ -281,11 +281,13 @@ impl Uninstall {
                 self.delete(&api, &claim.name_any()).await?;
             }
         }
-        let wills = self.own::<ConfigMap>();
-        for will in wills.list(&ListParams::default().labels(&format!("{WILL}=true"))).await? {
-            self.delete(&wills, &will.name_any()).await?;
+        let retention_records = self.own::<ConfigMap>();
+        for record in
+            retention_records.list(&ListParams::default().labels(&format!("{RETENTION_RECORD}=true"))).await?
+        {
+            self.delete(&retention_records, &record.name_any()).await?;
         }
-        self.delete(&wills, ALLOWANCE).await?;
+        self.delete(&retention_records, ALLOWANCE).await?;
         Ok(())
     }
 

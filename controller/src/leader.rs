@@ -69,8 +69,8 @@ impl Leader {
         if elastic {
             watch::start_limits(&self.client, &sender, &mut watches);
         }
-        if let Some(namespace) = &self.settings.wills {
-            watch::read_wills(&self.client, namespace, &sender, &mut watches);
+        if let Some(namespace) = &self.settings.retention_records {
+            watch::read_retention_records(&self.client, namespace, &sender, &mut watches);
         }
         if let Some(compacting) = &self.settings.compaction {
             watch::read_moves(&self.client, &compacting.within.namespace, &sender, &mut watches);
@@ -185,8 +185,9 @@ impl Leader {
             Effect::Do(job) => {
                 writes.spawn(async move { Input::Done(Box::new(Box::pin(writer.run(job)).await)) });
             }
-            Effect::Keep(action) => {
-                writes.spawn(async move { Input::Kept(Box::new(writer.keep(action).await)) });
+            Effect::WriteBudget(action) => {
+                writes
+                    .spawn(async move { Input::BudgetWritten(Box::new(writer.write_budget(action).await)) });
             }
             Effect::Look(began) => {
                 writes.spawn(async move { Input::Looked(Box::new(writer.look(began).await)) });

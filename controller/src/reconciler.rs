@@ -17,10 +17,8 @@ mod foreign_allocations;
 mod gangs;
 mod hand_over_from_scheduler;
 mod hand_over_to_scheduler;
-mod heirs;
 mod holds;
 mod idle_claims;
-mod kept;
 mod namespaces_and_volumes;
 mod no_fit_memory;
 mod node_backoff;
@@ -31,11 +29,13 @@ mod reclaimable;
 mod relists;
 mod reports;
 mod reservations;
+mod reserved;
+mod retention;
+mod retention_records;
 mod settings;
 mod substitutes;
 mod tolerated_taint;
 mod unbindable;
-mod wills;
 
 pub use compaction::{Compacting, plan_compaction};
 pub use namespaces_and_volumes::NamespaceOrVolume;
@@ -47,7 +47,7 @@ use crate::metrics::Metrics;
 use crate::report::{Regarding, Report, reasons};
 use crate::writer::GivesWay;
 use crate::writer::object_backoff::Slow;
-use crate::writer::{Job, Kept, Look, Outcome};
+use crate::writer::{BudgetOutcome, Job, Look, Outcome};
 use aliquot_allocator::budget::{Action, Book};
 use aliquot_allocator::handover::HandOvers;
 use aliquot_allocator::queue::account::Account;
@@ -107,14 +107,14 @@ pub enum Input {
     NodeUsage(Seen<DynamicObject>),
     /// A change of NodeLimits.
     NodeLimits(Seen<DynamicObject>),
-    /// The wills that were recorded before this leadership: which devices ended pods leave to the next.
-    Wills(Vec<ConfigMap>),
+    /// The retention records that were recorded before this leadership: which devices ended pods leave to the next.
+    RetentionRecords(Vec<ConfigMap>),
     /// The outcome of a job.
     Done(Box<Outcome>),
     /// The moves that an hour allows and the moves that began, as they were recorded before this leadership.
     Moves(Option<Box<ConfigMap>>),
     /// The result of an action of the book of budgets.
-    Kept(Box<Kept>),
+    BudgetWritten(Box<BudgetOutcome>),
     /// The result of a look at what schedulers have under way.
     Looked(Box<Look>),
 }
@@ -125,7 +125,7 @@ pub enum Effect {
     /// Do a job.
     Do(Job),
     /// Do an action of the book of budgets.
-    Keep(Action),
+    WriteBudget(Action),
     /// Send an event.
     Tell(Report),
     /// Look at what schedulers have under way; the look is later than this time.
@@ -173,12 +173,12 @@ pub struct Reconciler {
     idle: HashMap<Uid, (ObjectKey, Instant)>,
     foreign: HashMap<Uid, (ObjectKey, HashSet<Sym>)>,
     given_back: HashMap<(Uid, Arc<str>), GivenBack>,
-    stranded: unbindable::Stranded,
+    unbindable: unbindable::Unbindable,
     preemptions: preemption::Preemptions,
     reservations: reservations::Reservations,
     gangs: gangs::Gangs,
     holds: holds::Holds,
-    wills: wills::Wills,
+    retention_records: retention_records::RetentionRecords,
     compaction: compaction::Compaction,
     late: decision_timeouts::Late,
     verdicts: no_fit_memory::Verdicts,
@@ -210,7 +210,7 @@ impl Reconciler {
             queue: Queue::new(settings.backoff.0, settings.backoff.1),
             account: Account::default(),
             holds: holds::Holds::new(settings.backoff),
-            wills: wills::Wills::default(),
+            retention_records: retention_records::RetentionRecords::default(),
             compaction: compaction::Compaction::default(),
             settings,
             metrics,
@@ -224,7 +224,7 @@ impl Reconciler {
             idle: HashMap::new(),
             foreign: HashMap::new(),
             given_back: HashMap::new(),
-            stranded: unbindable::Stranded::default(),
+            unbindable: unbindable::Unbindable::default(),
             preemptions: preemption::Preemptions::default(),
             reservations: reservations::Reservations::default(),
             gangs: gangs::Gangs::default(),
@@ -285,11 +285,12 @@ impl Reconciler {
             ("budgets", self.settings.budgets),
             ("nodeusages", self.settings.budgets),
             ("nodelimits", self.settings.elastic),
-            ("wills", self.settings.wills.is_some()),
+            ("retention_records", self.settings.retention_records.is_some()),
         ];
         let needed = ["slices", "classes", "claims", "pods", "nodes"];
         let optional = optional.into_iter().filter_map(|(kind, watched)| watched.then_some(kind));
-        let around = namespaces_and_volumes::KINDS.into_iter().filter(|_| self.settings.surroundings);
+        let around =
+            namespaces_and_volumes::KINDS.into_iter().filter(|_| self.settings.namespaces_and_volumes);
         let groups = self.settings.pod_groups.iter().copied();
         needed.into_iter().chain(optional).chain(around).chain(groups).all(|kind| self.synced.contains(kind))
     }
@@ -305,7 +306,7 @@ impl Reconciler {
                 | Input::Claim(_)
                 | Input::Claims(_)
                 | Input::Done(_)
-                | Input::Kept(_)
+                | Input::BudgetWritten(_)
         );
         let change = match input {
             Input::Slice(seen) => self.slices(seen),
@@ -350,7 +351,7 @@ impl Reconciler {
                 change
             }
             Input::PodGroup(api, seen) => self.pod_groups(api, seen),
-            Input::NamespaceOrVolume(seen) => self.surrounding(seen),
+            Input::NamespaceOrVolume(seen) => self.namespace_or_volume(seen),
             Input::TaintRule(seen) => match seen {
                 Seen::Apply(rule) => self.index.apply_taint_rule(&rule.0, rule.1),
                 Seen::Delete(rule) => self.index.delete_taint_rule(&rule.0),
@@ -363,8 +364,8 @@ impl Reconciler {
             Input::Budget(seen) => self.budget(seen),
             Input::NodeUsage(seen) => self.node_usage(seen),
             Input::NodeLimits(seen) => self.node_limits(seen),
-            Input::Wills(maps) => {
-                self.wills_found(&maps);
+            Input::RetentionRecords(maps) => {
+                self.retention_records_found(&maps);
                 Change::Nothing
             }
             Input::Moves(map) => {
@@ -372,7 +373,7 @@ impl Reconciler {
                 Change::Nothing
             }
             Input::Done(outcome) => self.done(*outcome, now),
-            Input::Kept(kept) => self.kept(*kept),
+            Input::BudgetWritten(outcome) => self.budget_written(*outcome),
             Input::Looked(look) => {
                 self.looked(*look, now);
                 Change::Nothing
@@ -398,7 +399,7 @@ impl Reconciler {
                 let change = self.index.apply_pod(&pod);
                 if let Some(key) = key_of(&pod.metadata) {
                     self.relists.saw_pod(&key);
-                    self.stranded.note(&key, self.index.pod(&key), now);
+                    self.unbindable.note(&key, self.index.pod(&key), now);
                     let ends = self.index.pod(&key).filter(|pod| pod.deleting || pod.terminal).cloned();
                     if let Some(pod) = ends {
                         self.note_ending(&pod, now);
@@ -408,7 +409,7 @@ impl Reconciler {
             }
             Seen::Delete(pod) => {
                 let Some(key) = key_of(&pod.metadata) else { return Change::Nothing };
-                self.stranded.note(&key, None, now);
+                self.unbindable.note(&key, None, now);
                 // The deleted object is the pod's last state, which may not have been seen before.
                 self.index.apply_pod(&pod);
                 if let Some(pod) = self.index.pod(&key).cloned() {
@@ -419,7 +420,7 @@ impl Reconciler {
             Seen::Reset(pods) => {
                 self.synced.insert("pods");
                 let change = self.index.reset_pods(&pods);
-                self.stranded.note_all(self.index.pods(), now);
+                self.unbindable.note_all(self.index.pods(), now);
                 change
             }
         }

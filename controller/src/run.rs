@@ -139,9 +139,9 @@ pub async fn elect(
                 ..Compacting::default()
             }),
             holds: hold::Limits { usual: args.hold_for, most: args.hold_at_most },
-            wills: (!args.hold_at_most.is_zero()).then(|| args.namespace.as_str().into()),
+            retention_records: (!args.hold_at_most.is_zero()).then(|| args.namespace.as_str().into()),
             budgets: args.budgets,
-            surroundings: true,
+            namespaces_and_volumes: true,
             elastic: args.elastic_shares,
             gang_timeout: args.gang_timeout,
             pulse: pulse.clone(),

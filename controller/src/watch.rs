@@ -211,18 +211,24 @@ pub fn start_limits(client: &Client, to: &mpsc::Sender<Input>, tasks: &mut JoinS
     tasks.spawn(follow(limits, watcher::Config::default(), to.clone(), Input::NodeLimits));
 }
 
-/// Reads once the wills that earlier leaders wrote: which devices ended pods leave to the next.
-pub fn read_wills(client: &Client, namespace: &str, to: &mpsc::Sender<Input>, tasks: &mut JoinSet<()>) {
+/// Reads once the retention records that earlier leaders wrote: which devices ended pods leave to the next.
+pub fn read_retention_records(
+    client: &Client,
+    namespace: &str,
+    to: &mpsc::Sender<Input>,
+    tasks: &mut JoinSet<()>,
+) {
     let api = Api::<ConfigMap>::namespaced(client.clone(), namespace);
     let to = to.clone();
     tasks.spawn(async move {
-        let params = ListParams::default().labels(&format!("{}=true", aliquot_model::names::WILL));
+        let params =
+            ListParams::default().labels(&format!("{}=true", aliquot_model::names::RETENTION_RECORD));
         let mut pauses = Pauses::default();
         loop {
             match api.list(&params).await {
                 Ok(list) => {
                     // Nobody listens if the leadership is over.
-                    let _ = to.send(Input::Wills(list.items)).await;
+                    let _ = to.send(Input::RetentionRecords(list.items)).await;
                     return;
                 }
                 Err(error) => tracing::warn!(%error, "cannot read what ended pods leave to the next"),

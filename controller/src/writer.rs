@@ -23,7 +23,7 @@ pub use job::{ClaimWrite, Consumers, Gates, GivesWay, Job, Outcome};
 pub use moves::MovesIn;
 pub use scheduler_activity::{Look, Pending};
 
-pub use budgets::Kept;
+pub use budgets::BudgetOutcome;
 
 use crate::events::Reporter;
 use crate::fair_permits::Gate;
@@ -192,8 +192,10 @@ impl Writer {
                 Err(error) => Err(error),
             },
             Job::MakeHold { claim, source: _ } => self.make_hold(&claim, &mut outcome).await,
-            Job::MakeWill { will, source: _ } => self.make_will(&will).await,
-            Job::DropWill { will: (namespace, name), source: _ } => self.drop_will(&namespace, &name).await,
+            Job::MakeRetentionRecord { record, source: _ } => self.make_retention_record(&record).await,
+            Job::DropRetentionRecord { record: (namespace, name), source: _ } => {
+                self.drop_retention_record(&namespace, &name).await
+            }
             Job::DropHold { claim, uid } => self.drop_hold(&claim, &uid).await,
             Job::Bind { writes, .. } => self.write_claims(writes, &mut outcome).await,
             Job::Move { pod, uid, why, within } => {

@@ -7,7 +7,7 @@
 //! not know, so the devices stay. The name of the entry says until when the devices are kept, because nothing
 //! else in the claim is out of its owner's reach. So a hold always ends, even if the controller restarts.
 
-pub mod heir;
+pub mod retention;
 
 use aliquot_model::duration::parse_duration;
 pub use aliquot_model::hold::Hold;

@@ -133,7 +133,7 @@ pub struct Snapshot {
     /// the first time.
     claims_changed: Option<HashSet<ObjectKey>>,
     /// Hold claims of the controller.
-    bequests: BTreeSet<ObjectKey>,
+    retentions: BTreeSet<ObjectKey>,
     claims_gone: claims::Tombstones,
     assumed: HashMap<Uid, Assumption>,
     pods: HashMap<ObjectKey, Pod>,
@@ -175,7 +175,7 @@ impl Snapshot {
             classes: HashMap::new(),
             claims: HashMap::new(),
             claims_changed: None,
-            bequests: BTreeSet::new(),
+            retentions: BTreeSet::new(),
             claims_gone: claims::Tombstones::default(),
             assumed: HashMap::new(),
             pods: HashMap::new(),

@@ -5,7 +5,7 @@ use crate::fixtures::{self, DRIVER, object};
 use aliquot_allocator::budget::Action;
 use aliquot_controller::metrics::Metrics;
 use aliquot_controller::reconciler::{Effect, Input, Reconciler, Seen, Settings};
-use aliquot_controller::writer::Kept;
+use aliquot_controller::writer::BudgetOutcome;
 use aliquot_model::layout::AllocatorMode;
 use aliquot_model::names::pool_name;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -64,15 +64,15 @@ impl Cluster {
         self.now += Duration::from_secs(1);
         self.core.keep_budgets(self.now, Timestamp::from_second(second).expect("a time"));
         for effect in self.core.take_effects() {
-            let Effect::Keep(action) = effect else { continue };
+            let Effect::WriteBudget(action) = effect else { continue };
             if let Action::Store { status, .. } = &action {
                 self.version += 1;
                 self.budget.data["status"] = status.clone();
                 self.budget.metadata.resource_version = Some(self.version.to_string());
             }
             let is_store = matches!(action, Action::Store { .. });
-            let kept = Kept { action, result: Ok(self.version.to_string()) };
-            self.core.handle(Input::Kept(Box::new(kept)), self.now);
+            let kept = BudgetOutcome { action, result: Ok(self.version.to_string()) };
+            self.core.handle(Input::BudgetWritten(Box::new(kept)), self.now);
             if is_store {
                 self.core.handle(Input::Budget(Seen::Apply(Box::new(self.budget.clone()))), self.now);
             }

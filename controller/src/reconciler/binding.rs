@@ -23,8 +23,8 @@ impl Reconciler {
             self.holds.unbound.remove(key);
             return;
         }
-        if let Some(bequest) = claim.bequest.clone() {
-            return self.bind_bequest(&claim, &bequest, is_first_look, now, wall);
+        if let Some(retention) = claim.retention.clone() {
+            return self.bind_retention(&claim, &retention, is_first_look, now, wall);
         }
         let Step::Bind(until) = hold::step(self.hold_policy(&claim), self.facts(&claim), wall.as_second())
         else {
@@ -135,9 +135,9 @@ impl Reconciler {
         }
         let Some(claim) = self.index.claim(key).cloned() else { return change };
         match error {
-            None if claim.bequest.is_some() => {
-                if let Some(bequest) = claim.bequest.clone() {
-                    self.tell_kept(&claim, &bequest, &clock(until));
+            None if claim.retention.is_some() => {
+                if let Some(retention) = claim.retention.clone() {
+                    self.tell_kept(&claim, &retention, &clock(until));
                     self.queue.wake(now);
                 }
             }

@@ -1,7 +1,7 @@
 //! Budgets: feeds the book of budgets, and applies a used-up budget to a pod that would get devices now.
 
 use super::{Effect, Reconciler, Regarding, Report, Seen, reasons};
-use crate::writer::Kept;
+use crate::writer::BudgetOutcome;
 use aliquot_allocator::budget::{Action, AllocatedClaim, Budget, NodeReport, Presence, Verdict, part};
 use aliquot_allocator::snapshot::{Change, Claim, Node, ObjectKey, Pod, Snapshot};
 use aliquot_api::v1alpha1::gpu_budget::Enforcement;
@@ -101,12 +101,12 @@ impl Reconciler {
     }
 
     /// Takes in the result of an action of the book.
-    pub(super) fn kept(&mut self, kept: Kept) -> Change {
-        if let Err(error) = &kept.result {
+    pub(super) fn budget_written(&mut self, outcome: BudgetOutcome) -> Change {
+        if let Err(error) = &outcome.result {
             tracing::warn!(%error, "a budget could not be kept, trying again");
         }
-        if let Action::Store { key, uid, revision, .. } = &kept.action {
-            self.book.stored(key, uid, *revision, kept.result.ok(), self.budgets.wall);
+        if let Action::Store { key, uid, revision, .. } = &outcome.action {
+            self.book.stored(key, uid, *revision, outcome.result.ok(), self.budgets.wall);
         }
         Change::Nothing
     }
@@ -135,7 +135,7 @@ impl Reconciler {
                         note,
                     });
                 }
-                action => self.effects.push(Effect::Keep(action)),
+                action => self.effects.push(Effect::WriteBudget(action)),
             }
         }
         self.metrics.budgets.update(&self.book);

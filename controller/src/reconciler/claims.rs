@@ -49,8 +49,8 @@ impl Reconciler {
         let Some(claim) = self.index.claim(key) else { return };
         // A hold claim keeps the devices now, so this controller need not record them, even before the answer
         // to the write that made the hold claim.
-        if let Some(bequest) = &claim.bequest {
-            self.holds.endings.remove(bequest.claim_uid.as_str());
+        if let Some(retention) = &claim.retention {
+            self.holds.pending_holds.remove(retention.claim_uid.as_str());
         }
         let idle = claim.reserved_for.is_empty()
             && claim.companion.is_none()

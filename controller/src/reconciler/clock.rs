@@ -18,8 +18,8 @@ impl Reconciler {
         self.keep_hand_overs(now);
         self.take_idle_claims_back(now);
         self.tidy_lost(now);
-        self.tidy_wills();
-        self.release_stranded(now);
+        self.tidy_retention_records();
+        self.release_unbindable(now);
         self.write_quotas(now);
         self.look_back(now);
         self.tidy_preemptions(now);
@@ -37,9 +37,9 @@ impl Reconciler {
     pub fn next_due(&self) -> Option<Instant> {
         let idle = self.next_idle_claim();
         let classes = self.next_publication_of_classes();
-        let stranded = self.stranded.next(self.settings.idle);
+        let unbindable = self.unbindable.next(self.settings.idle);
         let look = self.hand_overs.next_look(self.settings.scheduler_settle);
-        [idle, classes, stranded, look, self.queue.next(), self.holds.next()].into_iter().flatten().min()
+        [idle, classes, unbindable, look, self.queue.next(), self.holds.next()].into_iter().flatten().min()
     }
 
     /// Runs once after the first lists: takes up what earlier leaders left, and reports what should not be
@@ -52,7 +52,7 @@ impl Reconciler {
         for pod in ended {
             self.note_ending(&pod, now);
         }
-        self.open_wills();
+        self.carry_out_retention_records();
         self.dirty_pools.extend(self.index.pools().map(|pool| pool.name).collect::<Vec<_>>());
         // The owner of a claim's devices was unknown before the slices were listed.
         let claims: Vec<ObjectKey> = self.index.claims().map(|claim| claim.key.clone()).collect();

@@ -5,7 +5,7 @@
 //! While a GPU is being emptied nothing is placed on it, so that a moved pod does not come back. That ends at
 //! once when a pod finds no other place.
 
-use super::kept::Kept;
+use super::reserved::Reserved;
 use super::{Effect, Reconciler, Regarding, Report, Settings, reasons};
 use crate::metrics::Metrics;
 use crate::writer::{Eviction, Job, MovesIn, WriteError};
@@ -229,7 +229,7 @@ impl Reconciler {
         let Self { index, matcher, preemptions, book, returns, holds, settings, .. } = self;
         let keep = |index: &Snapshot, pod: &Pod, situation: &mut Situation| {
             let limits = settings.holds;
-            Kept { index, preemptions, book, returns, holds, limits, reservations: true }
+            Reserved { index, preemptions, book, returns, holds, limits, reservations: true }
                 .keep(pod, situation);
         };
         let around = Around { may_move: &|pod| !stay.contains(&pod.key.namespace), keep: &keep };

@@ -67,7 +67,7 @@ impl Reconciler {
         if let Turn::Done = self.work_gang(&pod, now, wall) {
             return;
         }
-        if self.waits_as_late(&pod, now) || self.inherit(&pod, now, wall) {
+        if self.waits_as_late(&pod, now) || self.take_retained(&pod, now, wall) {
             return;
         }
         let situation = self.situation(&pod, now);
@@ -224,7 +224,7 @@ impl Reconciler {
                 }
             }
             Decision::NoFit(reason) => {
-                if !self.take_spare(pod, now, wall) {
+                if !self.reclaim_for(pod, now, wall) {
                     self.make_room(pod, &reason, now, wall);
                 }
             }

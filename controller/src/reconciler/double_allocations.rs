@@ -76,7 +76,7 @@ impl Reconciler {
             .index
             .claims()
             .filter(|claim| stuck.contains(&claim.uid) && !self.deallocating.contains_key(&claim.uid))
-            .filter(|claim| claim.bequest.is_none())
+            .filter(|claim| claim.retention.is_none())
             .filter(|claim| {
                 claim.allocation.as_ref().is_some_and(|allocation| self.index.is_ours(allocation))
             })

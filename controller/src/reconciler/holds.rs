@@ -1,6 +1,6 @@
 //! Claims that keep devices without a pod: carries out what [`aliquot_allocator::hold`] decides.
 
-use super::heirs::{Ending, Lost};
+use super::retention::{Lost, PendingHold};
 use super::{Effect, Reconciler, reasons};
 use crate::writer::{Consumers, Job, WriteError};
 use aliquot_allocator::hold::{self, ByUs, Ended, Hold, Limits, Policy, Step, Wish};
@@ -29,11 +29,11 @@ pub(super) struct Holds {
     /// Claims for which a write is under way.
     pub(super) writing: HashSet<Uid>,
     /// Hold claims that are not in the API yet, by the UID of the claim that ends.
-    pub(super) endings: HashMap<Uid, Ending>,
+    pub(super) pending_holds: HashMap<Uid, PendingHold>,
     /// Claims that lost their devices before their pod was seen to end, by the UID of the pod.
     pub(super) lost: HashMap<Uid, Vec<Lost>>,
     /// Claims that were seen to end.
-    pub(super) endings_seen: HashSet<Uid>,
+    pub(super) ended_claims: HashSet<Uid>,
     /// Time of the last look, in seconds of Unix time.
     pub(super) wall: i64,
     /// Namespaces with a claim that a used-up budget kept from being bound.
@@ -47,9 +47,9 @@ impl Holds {
             due: HashMap::new(),
             unbound: Queue::new(backoff.0, backoff.1),
             writing: HashSet::new(),
-            endings: HashMap::new(),
+            pending_holds: HashMap::new(),
             lost: HashMap::new(),
-            endings_seen: HashSet::new(),
+            ended_claims: HashSet::new(),
             wall: 0,
             refused: HashSet::new(),
         }
@@ -99,7 +99,7 @@ impl Reconciler {
             return;
         }
         self.holds.wall = wall.as_second();
-        self.bequeath(wall.as_second());
+        self.make_hold_claims(wall.as_second());
         let mut keys = std::mem::take(&mut self.holds.changed);
         keys.extend(self.holds.due.iter().filter(|(_, at)| **at <= now).map(|(key, _)| key.clone()));
         for key in keys {
@@ -128,10 +128,10 @@ impl Reconciler {
         {
             return;
         }
-        if let Some(bequest) = claim.bequest.clone() {
-            return self.keep_bequest(&claim, &bequest, now, wall);
+        if let Some(retention) = claim.retention.clone() {
+            return self.keep_retention(&claim, &retention, now, wall);
         }
-        self.keep_will(&claim);
+        self.write_retention_record(&claim);
         let facts = self.facts(&claim);
         let step = hold::step(self.hold_policy(&claim), facts, wall);
         if !matches!(step, Step::Bind(_)) {
@@ -241,7 +241,7 @@ impl Reconciler {
     pub(super) fn hold_gone(&mut self, uid: &str) {
         self.holds.writing.remove(uid);
         self.told.forget_claim(uid);
-        self.holds.endings_seen.remove(uid);
+        self.holds.ended_claims.remove(uid);
     }
 }
 

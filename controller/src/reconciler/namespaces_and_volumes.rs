@@ -37,7 +37,7 @@ impl Reconciler {
         }
     }
 
-    pub(super) fn surrounding(&mut self, seen: NamespaceOrVolume) -> Change {
+    pub(super) fn namespace_or_volume(&mut self, seen: NamespaceOrVolume) -> Change {
         let index = &mut self.index;
         let [namespaces, claims, volumes, classes] = KINDS;
         match seen {

@@ -31,12 +31,12 @@ impl Reconciler {
                 self.changed(given, now);
                 self.allocated(&plan, error, now)
             }
-            Job::MakeWill { source, .. } => {
-                self.will_written(&source, true, error, now);
+            Job::MakeRetentionRecord { source, .. } => {
+                self.retention_record_written(&source, true, error, now);
                 Change::Nothing
             }
-            Job::DropWill { source, .. } => {
-                self.will_written(&source, false, error, now);
+            Job::DropRetentionRecord { source, .. } => {
+                self.retention_record_written(&source, false, error, now);
                 Change::Nothing
             }
             Job::MakeHold { source, .. } => {

@@ -5,8 +5,8 @@
 //! eviction, tells the next controller (and kube-scheduler) which node it was. The devices themselves are
 //! decided anew: pods that end count as gone, so the same place is found again.
 
-use super::kept::Kept;
 use super::reclaimable::hold_standing;
+use super::reserved::Reserved;
 use super::{Effect, InFlight, Reconciler, Regarding, Report, Turn, reasons};
 use crate::writer::{Eviction, Fate, Job, Victim, WriteError};
 use aliquot_allocator::preempt::{self, Choice, Room};
@@ -106,7 +106,7 @@ impl Reconciler {
 
     fn beside(&self, pod: &Pod, now: Instant, reservations: bool) -> Situation {
         let mut situation = Situation { left_out: self.left_out(pod, now), ..Situation::default() };
-        Kept { reservations, ..self.kept_for_others() }.keep(pod, &mut situation);
+        Reserved { reservations, ..self.reserved_for_others() }.keep(pod, &mut situation);
         situation
     }
 

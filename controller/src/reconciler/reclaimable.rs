@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// A claim that keeps devices without a pod, and its node.
-struct Spare {
+struct Reclaimable {
     claim: Claim,
     node: Arc<str>,
 }
@@ -25,7 +25,7 @@ impl Reconciler {
 
     /// Gives a pod that fits nowhere devices that are kept without a pod; returns false if those are not
     /// enough.
-    pub(super) fn take_spare(&mut self, pod: &Pod, now: Instant, wall: Timestamp) -> bool {
+    pub(super) fn reclaim_for(&mut self, pod: &Pod, now: Instant, wall: Timestamp) -> bool {
         let may = self.settings.preemption
             && pod.gated
             && pod.node.is_none()
@@ -35,25 +35,25 @@ impl Reconciler {
             return false;
         }
         let standing = self.standing(pod);
-        let spares = self.spares(standing);
-        if spares.is_empty() {
+        let all = self.reclaimable(standing);
+        if all.is_empty() {
             return false;
         }
         let mut situation = self.situation(pod, now);
-        let nodes: HashSet<Arc<str>> = spares.iter().map(|spare| spare.node.clone()).collect();
+        let nodes: HashSet<Arc<str>> = all.iter().map(|one| one.node.clone()).collect();
         for node in nodes {
             let stage =
                 situation.stages.entry(node.clone()).or_insert_with(|| Overlay::new(&self.index, &node));
-            stage.release(&self.index, &uids(spares.iter().filter(|spare| spare.node == node)));
+            stage.release(&self.index, &uids(all.iter().filter(|one| one.node == node)));
         }
         let Decision::Placed(plan) = self.decide(pod, &situation) else { return false };
-        let taken = self.needed(&plan, spares);
+        let taken = self.needed(&plan, all);
         if self.waits_for_quota(pod, &plan, now) {
             self.end_nomination(&pod.key, now);
             return true;
         }
         let mut gives = Vec::new();
-        for Spare { claim, .. } in taken {
+        for Reclaimable { claim, .. } in taken {
             self.tell_taken(&claim, pod, standing);
             self.deallocating.insert(claim.uid.clone(), "preempted");
             let mark = claim.allocation.map(|allocation| allocation.mark);
@@ -65,7 +65,7 @@ impl Reconciler {
     }
 
     /// Returns the claims without a pod that stand below `standing`.
-    fn spares(&self, standing: i32) -> Vec<Spare> {
+    fn reclaimable(&self, standing: i32) -> Vec<Reclaimable> {
         let kept = self.index.claims().filter(|claim| {
             claim.companion.is_none()
                 && !claim.reserved_for.is_empty()
@@ -75,28 +75,28 @@ impl Reconciler {
                 && !self.holds.writing.contains(&claim.uid)
                 && self.hold_standing(claim) < standing
         });
-        let spare = |claim: &Claim| {
+        let one = |claim: &Claim| {
             let allocation = claim.allocation.as_ref().filter(|a| self.index.is_ours(a) && !a.others)?;
-            Some(Spare { claim: claim.clone(), node: allocation.node.clone()? })
+            Some(Reclaimable { claim: claim.clone(), node: allocation.node.clone()? })
         };
-        kept.filter_map(spare).collect()
+        kept.filter_map(one).collect()
     }
 
     /// Returns those of the claims without which the plan does not work.
-    fn needed(&mut self, plan: &Plan, spares: Vec<Spare>) -> Vec<Spare> {
+    fn needed(&mut self, plan: &Plan, all: Vec<Reclaimable>) -> Vec<Reclaimable> {
         let holders = plan.holders(&mut self.index);
-        let mut needed: Vec<Spare> = spares.into_iter().filter(|spare| spare.node == plan.node).collect();
+        let mut needed: Vec<Reclaimable> = all.into_iter().filter(|one| one.node == plan.node).collect();
         // Claims that stand highest are spared first.
-        needed.sort_by_key(|spare| (self.hold_standing(&spare.claim), spare.claim.created));
+        needed.sort_by_key(|one| (self.hold_standing(&one.claim), one.claim.created));
         let mut at = needed.len();
         while at > 0 {
             at -= 1;
-            let spare = needed.remove(at);
+            let one = needed.remove(at);
             let mut stage = Overlay::new(&self.index, &plan.node);
             stage.release(&self.index, &uids(needed.iter()));
             stage.hold(&self.index, &holders);
             if !stage.is_consistent(&self.index) {
-                needed.insert(at, spare);
+                needed.insert(at, one);
             }
         }
         needed
@@ -127,6 +127,6 @@ pub(super) fn hold_standing(index: &Snapshot, limits: Limits, book: &Book, claim
     book.standing(&claim.key.namespace, policy(index, limits, claim).priority.min(0))
 }
 
-fn uids<'s>(spares: impl Iterator<Item = &'s Spare>) -> HashSet<Uid> {
-    spares.map(|spare| spare.claim.uid.clone()).collect()
+fn uids<'s>(all: impl Iterator<Item = &'s Reclaimable>) -> HashSet<Uid> {
+    all.map(|one| one.claim.uid.clone()).collect()
 }

@@ -176,7 +176,7 @@ impl Reconciler {
                 self.changed(change, now);
             }
             if self.relists.pods.is_idle() {
-                self.stranded.note_all(self.index.pods(), now);
+                self.unbindable.note_all(self.index.pods(), now);
                 self.listed("pods", self.relists.pods.changed, now);
             }
         }
@@ -262,11 +262,11 @@ impl Reconciler {
     }
 
     /// Takes in that a pod is gone whose end nobody saw; `uid` is the pod that has its name now. Its devices
-    /// are left to the next pod, as when a pod ends while nobody leads: see [`super::wills`].
+    /// are left to the next pod, as when a pod ends while nobody leads: see [`super::retention_records`].
     fn pod_missing(&mut self, key: &ObjectKey, uid: Option<&str>, now: Instant) {
         let known = self.index.pod(key).filter(|known| uid.is_none_or(|uid| *known.uid != *uid));
         if let Some(mut known) = known.cloned() {
-            // It was not seen either whether the pod was bound; as for a new leader, the recorded will
+            // It was not seen either whether the pod was bound; as for a new leader, the recorded retention record
             // counts.
             known.node = known.node.take().or_else(|| self.willed_node(&known));
             self.note_ending(&known, now);

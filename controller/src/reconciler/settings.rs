@@ -41,8 +41,8 @@ pub struct Settings {
     pub compaction: Option<Compacting>,
     /// Limits of the time that claims may keep devices without a pod.
     pub holds: aliquot_allocator::hold::Limits,
-    /// The namespace in which wills are recorded; `None` if they are not.
-    pub wills: Option<Arc<str>>,
+    /// The namespace in which retention records are recorded; `None` if they are not.
+    pub retention_records: Option<Arc<str>>,
     /// True if pods go back to the profile that they requested, where their policy says so.
     pub go_back: bool,
     /// The time that the requested profile has to be free before a pod goes back.
@@ -52,7 +52,7 @@ pub struct Settings {
     /// True if DeviceTaintRules are watched, so that decisions wait for their first list.
     pub taint_rules: bool,
     /// True if namespaces and volumes are watched.
-    pub surroundings: bool,
+    pub namespaces_and_volumes: bool,
     /// True if GpuQuotas are watched and enforced.
     pub quotas: bool,
     /// True if budgets are watched and enforced.
@@ -82,12 +82,12 @@ impl Default for Settings {
             reserving: None,
             compaction: None,
             holds: aliquot_allocator::hold::Limits::default(),
-            wills: None,
+            retention_records: None,
             go_back: true,
             settled: Duration::from_secs(10),
             place_held: Duration::from_secs(120),
             taint_rules: false,
-            surroundings: false,
+            namespaces_and_volumes: false,
             quotas: false,
             budgets: false,
             elastic: false,

@@ -8,7 +8,7 @@ use super::{Effect, Reconciler, Regarding, Report, reasons};
 use crate::writer::{Eviction, Job, WriteError};
 use aliquot_allocator::schedule;
 use aliquot_allocator::snapshot::{Allocation, Change, Claim, Holder, ObjectKey, Pod, PodNeeds, Sym, Uid};
-use aliquot_allocator::substitution::back::{self, Heir, Place};
+use aliquot_allocator::substitution::back::{self, Place, Successor};
 use aliquot_allocator::substitution::substituted;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub(super) struct Returns {
 /// A place that is held.
 #[derive(Debug)]
 pub(super) struct Hold {
-    heir: Heir,
+    successor: Successor,
     /// The pod that leaves.
     pub(super) leaves: Uid,
     pub(super) node: Arc<str>,
@@ -57,7 +57,7 @@ impl Returns {
 
     /// Returns the held place, if it is held for another pod than this one.
     pub(super) fn held_from(&self, pod: &Pod) -> Option<&Hold> {
-        self.hold.as_ref().filter(|hold| !hold.heir.is(pod))
+        self.hold.as_ref().filter(|hold| !hold.successor.is(pod))
     }
 }
 
@@ -105,7 +105,7 @@ impl Reconciler {
 
     /// Takes in that a pod is given its devices: a place that was held for it is not held any more.
     pub(super) fn arrived(&mut self, pod: &Pod) {
-        if self.returns.hold.as_ref().is_some_and(|hold| hold.heir.is(pod)) {
+        if self.returns.hold.as_ref().is_some_and(|hold| hold.successor.is(pod)) {
             tracing::info!(pod = %pod.key, "back");
             self.end_hold();
         }
@@ -132,16 +132,16 @@ impl Reconciler {
             .iter()
             .filter_map(|(pool, device)| Some((self.index.sym(pool)?, holder(self.index.sym(device)?))));
         let held = held.collect();
-        tracing::info!(%node, namespace = %place.heir.namespace, "a place is held on");
+        tracing::info!(%node, namespace = %place.successor.namespace, "a place is held on");
         let until = now + self.settings.place_held;
-        let Place { heir, needs, .. } = place;
-        let leaves: Uid = heir.leaves.as_str().into();
+        let Place { successor, needs, .. } = place;
+        let leaves: Uid = successor.leaves.as_str().into();
         // A note without the needs is from an earlier version; then they come from one of the pods, if it is
         // there.
-        let of_pod = || self.index.pods().find(|pod| pod.uid == leaves || heir.is(pod));
+        let of_pod = || self.index.pods().find(|pod| pod.uid == leaves || successor.is(pod));
         let needs = needs.map(|needs| Arc::new(needs.into()));
         let needs = needs.or_else(|| of_pod().map(|pod| pod.needs.clone())).unwrap_or_default();
-        self.returns.hold = Some(Hold { heir, leaves, node, held, needs, until });
+        self.returns.hold = Some(Hold { successor, leaves, node, held, needs, until });
     }
 
     /// Looks for a pod that can have what it requested.
@@ -193,7 +193,7 @@ impl Reconciler {
     }
 
     fn send_back(&mut self, pod: &Pod, plan: &schedule::Plan, now: Instant) {
-        let Some(heir) = Heir::of(pod) else { return };
+        let Some(successor) = Successor::of(pod) else { return };
         let results = plan.drafts.iter().flat_map(|draft| draft.allocation().devices.iter());
         let results = results.flat_map(|devices| devices.results.iter().flatten());
         let mut held = Vec::new();
@@ -214,12 +214,16 @@ impl Reconciler {
             names.join(", "),
             plan.node
         );
-        let place = Place { heir: heir.clone(), devices: devices.clone(), needs: Some((&*pod.needs).into()) };
+        let place = Place {
+            successor: successor.clone(),
+            devices: devices.clone(),
+            needs: Some((&*pod.needs).into()),
+        };
         let Ok(place) = serde_json::to_string(&place) else { return };
         tracing::info!(pod = %pod.key, node = %plan.node, "going back");
         let until = now + self.settings.place_held;
         let (leaves, needs) = (pod.uid.clone(), pod.needs.clone());
-        self.returns.hold = Some(Hold { heir, leaves, node: plan.node.clone(), held, needs, until });
+        self.returns.hold = Some(Hold { successor, leaves, node: plan.node.clone(), held, needs, until });
         self.returns.possible.remove(&pod.uid);
         let (key, uid) = (pod.key.clone(), pod.uid.clone());
         let why = Report {

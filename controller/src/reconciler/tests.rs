@@ -14,11 +14,11 @@ mod decision_timeouts;
 mod elastic;
 mod gangs;
 mod hand_over_from_scheduler;
-mod heirs;
 mod preemption;
 mod relists;
 mod repeats;
 mod reservations;
+mod retention;
 mod substitutes;
 
 /// A reconciler with a cluster in front of it, and a clock.
@@ -79,7 +79,7 @@ impl World {
                     }
                     self.jobs.push(job);
                 }
-                Effect::Keep(_) => {}
+                Effect::WriteBudget(_) => {}
                 Effect::Look(began) => self.looks.push(began),
                 Effect::Tell(report) => self.reports.push(report),
             }

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 
 /// The pods of which kube-scheduler says that they fit nowhere, and since when.
 #[derive(Debug, Default)]
-pub(super) struct Stranded {
+pub(super) struct Unbindable {
     since: HashMap<ObjectKey, (Uid, Instant)>,
 }
 
-impl Stranded {
+impl Unbindable {
     /// Takes in the state of a pod; `None` if it is gone.
     pub(super) fn note(&mut self, key: &ObjectKey, pod: Option<&Pod>, now: Instant) {
-        match pod.filter(|pod| is_stranded(pod)) {
+        match pod.filter(|pod| is_unbindable(pod)) {
             None => {
                 self.since.remove(key);
             }
@@ -33,7 +33,7 @@ impl Stranded {
     /// Takes in the states of all pods.
     pub(super) fn note_all<'a>(&mut self, pods: impl Iterator<Item = &'a Pod>, now: Instant) {
         let mut before = std::mem::take(&mut self.since);
-        for pod in pods.filter(|pod| is_stranded(pod)) {
+        for pod in pods.filter(|pod| is_unbindable(pod)) {
             let same = before.remove(&pod.key).filter(|(uid, _)| *uid == pod.uid);
             self.since.insert(pod.key.clone(), same.unwrap_or_else(|| (pod.uid.clone(), now)));
         }
@@ -58,15 +58,15 @@ impl Stranded {
 
 /// Returns true if a pod cannot be bound. A pod with a nominated node is excluded, because kube-scheduler is
 /// making room for it; so is a pod with the driver's gate, because kube-scheduler has not tried it.
-fn is_stranded(pod: &Pod) -> bool {
+fn is_unbindable(pod: &Pod) -> bool {
     pod.unschedulable && pod.is_pending() && !pod.gated && pod.nominated.is_none() && !pod.claims.is_empty()
 }
 
 impl Reconciler {
     /// Takes back the devices of pods that cannot be bound.
-    pub(super) fn release_stranded(&mut self, now: Instant) {
-        for key in self.stranded.take_due(self.settings.idle, now) {
-            let Some(pod) = self.index.pod(&key).filter(|pod| is_stranded(pod)).cloned() else { continue };
+    pub(super) fn release_unbindable(&mut self, now: Instant) {
+        for key in self.unbindable.take_due(self.settings.idle, now) {
+            let Some(pod) = self.index.pod(&key).filter(|pod| is_unbindable(pod)).cloned() else { continue };
             // Only claims that the pod alone uses: other pods may run on the same claim.
             let own: Vec<_> = pod
                 .claim_keys()
@@ -87,7 +87,7 @@ impl Reconciler {
             self.give_back(&pod.uid, &node.clone(), now);
             self.tell_pod(&pod, reasons::STRANDED, &note, now);
             for (claim, _, _) in own {
-                self.take_back(&pod, &claim, "stranded");
+                self.take_back(&pod, &claim, "unbindable");
             }
         }
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// The result of an [`Action`].
 #[derive(Debug)]
-pub struct Kept {
+pub struct BudgetOutcome {
     /// The action that was requested.
     pub action: Action,
     /// `resourceVersion` of the object after the write, or the error that prevented it.
@@ -21,13 +21,13 @@ pub struct Kept {
 
 impl Writer {
     /// Carries out one action of the book of budgets, in one attempt.
-    pub async fn keep(&self, action: Action) -> Kept {
+    pub async fn write_budget(&self, action: Action) -> BudgetOutcome {
         let lane = match &action {
             Action::Store { key, .. } => key.namespace.clone(),
             _ => Arc::default(),
         };
         let result = Self { lane, ..self.clone() }.try_keep(&action).await;
-        Kept { action, result }
+        BudgetOutcome { action, result }
     }
 
     async fn try_keep(&self, action: &Action) -> Result<String, WriteError> {

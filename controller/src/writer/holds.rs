@@ -1,4 +1,4 @@
-//! Creates and deletes hold claims and wills.
+//! Creates and deletes hold claims and retention records.
 
 use super::{Consumers, GivesWay, Outcome, Verdict, WriteError, Writer};
 use crate::field_manager::creation;
@@ -75,15 +75,15 @@ impl Writer {
         .await
     }
 
-    /// Creates a will. An existing one says the same, because its claim is allocated only once.
-    pub(super) async fn make_will(&self, will: &ConfigMap) -> Result<(), WriteError> {
-        let namespace = will.metadata.namespace.clone().unwrap_or_default();
+    /// Creates a retention record. An existing one says the same, because its claim is allocated only once.
+    pub(super) async fn make_retention_record(&self, record: &ConfigMap) -> Result<(), WriteError> {
+        let namespace = record.metadata.namespace.clone().unwrap_or_default();
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &namespace);
-        let what = format!("config map {namespace}/{}", will.metadata.name.as_deref().unwrap_or_default());
+        let what = format!("config map {namespace}/{}", record.metadata.name.as_deref().unwrap_or_default());
         self.patch_until_done(&what, || {
             let api = api.clone();
             async move {
-                match api.create(&creation(), will).await {
+                match api.create(&creation(), record).await {
                     Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
                     other => other.map(drop),
                 }
@@ -92,8 +92,8 @@ impl Writer {
         .await
     }
 
-    /// Deletes a will.
-    pub(super) async fn drop_will(&self, namespace: &str, name: &str) -> Result<(), WriteError> {
+    /// Deletes a retention record.
+    pub(super) async fn drop_retention_record(&self, namespace: &str, name: &str) -> Result<(), WriteError> {
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
         self.patch_until_done(&format!("config map {namespace}/{name}"), || {
             let api = api.clone();

@@ -61,17 +61,17 @@ pub enum Job {
         /// UID of the claim whose devices it will keep.
         source: Uid,
     },
-    /// Creates a will: it records which devices the claim of a running pod leaves to the next pod.
-    MakeWill {
-        /// The will.
-        will: Box<ConfigMap>,
+    /// Creates a retention record: it records which devices the claim of a running pod leaves to the next pod.
+    MakeRetentionRecord {
+        /// The retention record.
+        record: Box<ConfigMap>,
         /// UID of the claim.
         source: Uid,
     },
-    /// Deletes a will.
-    DropWill {
-        /// Namespace and name of the will.
-        will: (Arc<str>, String),
+    /// Deletes a retention record.
+    DropRetentionRecord {
+        /// Namespace and name of the retention record.
+        record: (Arc<str>, String),
         /// UID of the claim.
         source: Uid,
     },
@@ -266,8 +266,8 @@ impl Job {
             Self::MakeHold { claim, .. } | Self::MakeCompanion { claim, .. } => {
                 namespace(claim.metadata.namespace.as_ref())
             }
-            Self::MakeWill { will, .. } => namespace(will.metadata.namespace.as_ref()),
-            Self::DropWill { will, .. } => will.0.clone(),
+            Self::MakeRetentionRecord { record, .. } => namespace(record.metadata.namespace.as_ref()),
+            Self::DropRetentionRecord { record, .. } => record.0.clone(),
             Self::AllowMoves(within) => within.namespace.clone(),
             Self::QuotaStatus { quota, .. } => quota.namespace.clone(),
             Self::Acknowledge { .. }
@@ -289,9 +289,9 @@ impl Job {
             | Self::Lift { uid, .. }
             | Self::DeleteCompanion { uid, .. }
             | Self::Share { uid, .. } => Some(uid),
-            Self::MakeHold { source, .. } | Self::MakeWill { source, .. } | Self::DropWill { source, .. } => {
-                Some(source)
-            }
+            Self::MakeHold { source, .. }
+            | Self::MakeRetentionRecord { source, .. }
+            | Self::DropRetentionRecord { source, .. } => Some(source),
             Self::MakeCompanion { of, .. } => Some(&of.uid),
             Self::Limits { about, .. } => Some(about),
             _ => None,

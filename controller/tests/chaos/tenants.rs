@@ -158,7 +158,7 @@ pub async fn make_pod<T>(
     there: &HashMap<(String, String), T>,
 ) -> (String, String) {
     let namespace = tenant(usize::try_from(dice.roll(TENANTS as u64)).unwrap());
-    // Names come back as those of a StatefulSet do, to heirs of the same name and to others.
+    // Names come back as those of a StatefulSet do, to successors of the same name and to others.
     let name = loop {
         let name = format!("p{}", dice.roll(NAMES));
         if !there.contains_key(&(namespace.clone(), name.clone())) {

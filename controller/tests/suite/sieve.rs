@@ -29,8 +29,8 @@ mod world;
 use case::Case;
 use rstest::rstest;
 use scenarios::{
-    BUDGET, COMPACTION, EARLY, ELASTIC, GANG, HEIRS, OVER_BUDGET, OVERTAKEN, PLAIN, PREEMPTION, QUOTA,
-    RESERVATION, RETAINED, SUBSTITUTION, Scenario, TEMPLATES,
+    BUDGET, COMPACTION, EARLY, ELASTIC, GANG, OVER_BUDGET, OVERTAKEN, PLAIN, PREEMPTION, QUOTA, RESERVATION,
+    RETAINED, SUBSTITUTION, SUCCESSORS, Scenario, TEMPLATES,
 };
 use std::sync::Mutex;
 use tracing_subscriber::EnvFilter;
@@ -66,7 +66,7 @@ fn run(scenario: &'static Scenario, cases: Vec<Case>) -> Vec<Ran> {
 #[case::templates(&TEMPLATES)]
 #[case::gang(&GANG)]
 #[case::preemption(&PREEMPTION)]
-#[case::heirs(&HEIRS)]
+#[case::successors(&SUCCESSORS)]
 #[case::retained(&RETAINED)]
 #[case::early(&EARLY)]
 #[case::reservation(&RESERVATION)]

@@ -257,25 +257,29 @@ fn two_pods_on_one_claim_both_run_and_share_one_limit() -> Result<()> {
 fn a_statefulsets_pods_keep_their_places_for_the_ones_after_them() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
         apply_file(cluster, "11-retain/statefulset.yaml").await?;
-        cluster.probe("heirs", "web-0", "main").await?;
-        cluster.probe("heirs", "web-1", "main").await?;
-        let before =
-            [cluster.devices_of("heirs", "web-0").await?, cluster.devices_of("heirs", "web-1").await?];
-        let scale = |to: &str| cluster.kubectl(&["-n", "heirs", "scale", "statefulset", "web", to]);
+        cluster.probe("successors", "web-0", "main").await?;
+        cluster.probe("successors", "web-1", "main").await?;
+        let before = [
+            cluster.devices_of("successors", "web-0").await?,
+            cluster.devices_of("successors", "web-1").await?,
+        ];
+        let scale = |to: &str| cluster.kubectl(&["-n", "successors", "scale", "statefulset", "web", to]);
         scale("--replicas=0")?;
-        hold_claims(cluster, "heirs", 2).await?;
-        cluster.pod_gone("heirs", "web-0").await?;
-        cluster.pod_gone("heirs", "web-1").await?;
+        hold_claims(cluster, "successors", 2).await?;
+        cluster.pod_gone("successors", "web-0").await?;
+        cluster.pod_gone("successors", "web-1").await?;
         scale("--replicas=2")?;
-        cluster.probe("heirs", "web-0", "main").await?;
-        cluster.probe("heirs", "web-1", "main").await?;
-        let after =
-            [cluster.devices_of("heirs", "web-0").await?, cluster.devices_of("heirs", "web-1").await?];
+        cluster.probe("successors", "web-0", "main").await?;
+        cluster.probe("successors", "web-1", "main").await?;
+        let after = [
+            cluster.devices_of("successors", "web-0").await?,
+            cluster.devices_of("successors", "web-1").await?,
+        ];
         ensure!(before == after, "{before:?}, then {after:?}");
-        hold_claims(cluster, "heirs", 0).await?;
-        cluster.kubectl(&["-n", "heirs", "delete", "statefulset", "web"])?;
-        hold_claims(cluster, "heirs", 0).await?;
-        cluster.delete_namespace("heirs").await
+        hold_claims(cluster, "successors", 0).await?;
+        cluster.kubectl(&["-n", "successors", "delete", "statefulset", "web"])?;
+        hold_claims(cluster, "successors", 0).await?;
+        cluster.delete_namespace("successors").await
     })
 }
 

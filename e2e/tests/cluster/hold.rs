@@ -184,7 +184,7 @@ fn a_retained_claims_gpu_instance_waits_for_its_next_pod_over_a_kill_of_the_agen
 }
 
 /// A StatefulSet `web` with a partition for each pod that is kept for the next.
-pub(crate) fn heirs(namespace: &str, replicas: u32) -> Result<[Value; 2]> {
+pub(crate) fn successors(namespace: &str, replicas: u32) -> Result<[Value; 2]> {
     let request = objects::partition_of("gpu", "2g.20gb", "H100");
     let mut template = objects::template(namespace, "slice", &[request]);
     let kept = json!({"annotations": {"aliquot.dev/reclaim": "Retain"}});
@@ -211,8 +211,8 @@ pub(crate) fn heirs(namespace: &str, replicas: u32) -> Result<[Value; 2]> {
 #[test]
 fn the_next_pod_of_a_statefulset_gets_the_devices_of_the_one_before() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
-        let namespace = cluster.namespace("heirs").await?;
-        cluster.create(&heirs(&namespace, 2)?)?;
+        let namespace = cluster.namespace("successors").await?;
+        cluster.create(&successors(&namespace, 2)?)?;
         cluster.running(&namespace, "web-0").await?;
         cluster.running(&namespace, "web-1").await?;
         let before = cluster.devices_of(&namespace, "web-1").await?;
@@ -258,11 +258,11 @@ fn the_next_pod_of_a_statefulset_gets_the_devices_of_the_one_before() -> Result<
 #[test]
 fn a_pod_that_ends_while_no_controller_runs_leaves_its_devices_to_the_next() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
-        let namespace = cluster.namespace("wills").await?;
-        cluster.create(&heirs(&namespace, 1)?)?;
+        let namespace = cluster.namespace("retention-records").await?;
+        cluster.create(&successors(&namespace, 1)?)?;
         cluster.running(&namespace, "web-0").await?;
         let before = cluster.devices_of(&namespace, "web-0").await?;
-        wills(cluster, 1).await?;
+        retention_records(cluster, 1).await?;
         without_controller(cluster, async || {
             cluster.kubectl(&["-n", &namespace, "scale", "statefulset", "web", "--replicas=0"])?;
             cluster.pod_gone(&namespace, "web-0").await?;
@@ -280,16 +280,17 @@ fn a_pod_that_ends_while_no_controller_runs_leaves_its_devices_to_the_next() -> 
         ensure!(cluster.devices_of(&namespace, "web-0").await? == before, "{before:?}");
         cluster.kubectl(&["-n", &namespace, "delete", "statefulset", "web"])?;
         hold_claims(cluster, &namespace, 0).await?;
-        wills(cluster, 0).await?;
+        retention_records(cluster, 0).await?;
         cluster.delete_namespace(&namespace).await
     })
 }
 
-/// Waits until so many wills are written down.
-pub(crate) async fn wills(cluster: &Cluster, wanted: usize) -> Result<()> {
+/// Waits until so many retention records are written down.
+pub(crate) async fn retention_records(cluster: &Cluster, wanted: usize) -> Result<()> {
     cluster
-        .wait_for(&format!("{wanted} wills"), || async {
-            let list = ["-n", SYSTEM, "get", "configmaps", "-l", "aliquot.dev/will=true", "-o", "name"];
+        .wait_for(&format!("{wanted} retention records"), || async {
+            let list =
+                ["-n", SYSTEM, "get", "configmaps", "-l", "aliquot.dev/retention-record=true", "-o", "name"];
             Ok((cluster.kubectl(&list)?.lines().count() == wanted).then_some(()))
         })
         .await

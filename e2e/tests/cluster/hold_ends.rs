@@ -1,6 +1,6 @@
 //! How claims lose what they keep without a pod: in time, in groups, and where somebody else needs the room.
 
-use crate::hold::{heirs, hold_claims};
+use crate::hold::{hold_claims, successors};
 use crate::support::{on_cluster, without_controller};
 use aliquot_e2e::cluster::Cluster;
 use aliquot_e2e::command;
@@ -183,7 +183,7 @@ fn release_all_frees_every_claim_that_is_kept_and_disturbs_no_pod() -> Result<()
         let (here, there) = (cluster.namespace("here").await?, cluster.namespace("there").await?);
         let l40s =
             |namespace: &str, name: &str| objects::claim(namespace, name, &[objects::gpu_of("gpu", "L40S")]);
-        cluster.create(&heirs(&here, 1)?)?;
+        cluster.create(&successors(&here, 1)?)?;
         cluster.running(&here, "web-0").await?;
         let share = [objects::share("gpu", "1Gi", 5)];
         cluster.create(&[

@@ -450,7 +450,7 @@ fn the_controller_changes_gates_and_what_begins_with_our_name_and_nothing_else()
         accepted("its own Secret", secrets.get("aliquot-webhook-tls").await)?;
         ensure!(secrets.get("other").await.is_err_and(|error| error.to_string().contains("forbidden")));
         let other: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "other"}}))?;
-        let own: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "aliquot-will-x"}}))?;
+        let own: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "aliquot-retention-x"}}))?;
         let maps = Api::<ConfigMap>::namespaced(client, SYSTEM);
         refused("another ConfigMap", maps.create(&dry(), &other).await, words)?;
         accepted("one of its own", maps.create(&dry(), &own).await)?;

@@ -1,6 +1,6 @@
 //! Leaving a cluster with pods running, and coming back.
 
-use crate::hold::{heirs, hold_claims, wills};
+use crate::hold::{hold_claims, retention_records, successors};
 use crate::support::{GIB, on_cluster};
 use aliquot_e2e::cluster::{Cluster, SYSTEM};
 use aliquot_e2e::look::{containers, gated, phase};
@@ -173,25 +173,25 @@ fn an_uninstall_without_claims_leaves_nothing_on_the_node() -> Result<()> {
 #[test]
 fn an_uninstall_leaves_neither_hold_claims_nor_wills_and_no_claim_that_cannot_go() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
-        let outcome = leave_with_heirs(cluster).await;
+        let outcome = leave_with_successors(cluster).await;
         come_back(cluster, outcome).await
     })
 }
 
-async fn leave_with_heirs(cluster: &Cluster) -> Result<()> {
-    let namespace = cluster.namespace("heirs-left").await?;
-    cluster.create(&heirs(&namespace, 2)?)?;
+async fn leave_with_successors(cluster: &Cluster) -> Result<()> {
+    let namespace = cluster.namespace("successors-left").await?;
+    cluster.create(&successors(&namespace, 2)?)?;
     cluster.running(&namespace, "web-0").await?;
     cluster.running(&namespace, "web-1").await?;
-    wills(cluster, 2).await?;
+    retention_records(cluster, 2).await?;
     cluster.kubectl(&["-n", &namespace, "scale", "statefulset", "web", "--replicas=1"])?;
     hold_claims(cluster, &namespace, 1).await?;
-    wills(cluster, 1).await?;
+    retention_records(cluster, 1).await?;
     let before = cluster.running(&namespace, "web-0").await?;
 
     cluster.uninstall()?;
 
-    wills(cluster, 0).await?;
+    retention_records(cluster, 0).await?;
     hold_claims(cluster, &namespace, 0).await?;
     let own = cluster.claim_of(&namespace, "web-0").await?;
     for claim in cluster.claims().await? {

@@ -110,7 +110,7 @@ keys! {
     Annotation of "ResourceClaim" by "the controller": COMPANION_OF = "aliquot.dev/companion-of";
     /// Of ConfigMaps in the release's namespace, in which the controller writes down what running pods will leave to the
     /// next.
-    Label of "ConfigMap" by "the controller": WILL = "aliquot.dev/will";
+    Label of "ConfigMap" by "the controller": RETENTION_RECORD = "aliquot.dev/retention-record";
     /// The place that is held for a pod that goes back to the profile it asked for.
     Annotation of "Node" by "the controller": GOING_BACK = "aliquot.dev/going-back";
     /// The hand-over from the controller that it has acknowledged, by the generation of the node's pool.

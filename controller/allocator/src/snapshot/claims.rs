@@ -3,7 +3,7 @@
 mod read;
 
 use super::{Change, Holder, ObjectKey, Owner, Pod, Snapshot, Sym, Uid, gang};
-use crate::hold::heir::Bequest;
+use crate::hold::retention::Retention;
 use crate::hold::{Wish, is_hold};
 use crate::quantity::Quantity;
 use crate::snapshot::substitution::Record;
@@ -54,7 +54,7 @@ pub struct Claim {
     /// The share for which the claim holds the amount that it grew by, if the claim is a companion.
     pub companion: Option<CompanionOf>,
     /// The devices that the claim keeps and for whom, if it is a hold claim of the controller.
-    pub bequest: Option<Arc<Bequest>>,
+    pub retention: Option<Arc<Retention>>,
     /// The consumers that may use the claim.
     pub reserved_for: Vec<ResourceClaimConsumerReference>,
 }
@@ -269,10 +269,10 @@ impl Snapshot {
             self.holders_changed();
         }
         let uid = read.uid.clone();
-        if read.bequest.is_some() {
-            self.bequests.insert(key.clone());
+        if read.retention.is_some() {
+            self.retentions.insert(key.clone());
         } else {
-            self.bequests.remove(&key);
+            self.retentions.remove(&key);
         }
         self.claims.insert(key.clone(), read);
         self.note_claim(&key);
@@ -333,8 +333,8 @@ impl Snapshot {
     }
 
     /// Returns the hold claims of the controller.
-    pub fn bequests(&self) -> impl Iterator<Item = &Claim> {
-        self.bequests.iter().filter_map(|key| self.claims.get(key))
+    pub fn retentions(&self) -> impl Iterator<Item = &Claim> {
+        self.retentions.iter().filter_map(|key| self.claims.get(key))
     }
 
     /// Returns the allocation of a claim, or the one that it will have when the write that is under way
@@ -422,7 +422,7 @@ impl Snapshot {
         if claim.allocation.is_some() {
             self.holders_changed();
         }
-        self.bequests.remove(key);
+        self.retentions.remove(key);
         self.assumed.remove(&claim.uid);
         self.claims_gone.add(claim.uid.clone());
         self.exchange(&claim.uid, before.as_ref(), None)

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The pod that a place is held for: the next pod of the same controller with claims of the same templates.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Heir {
+pub struct Successor {
     /// Namespace of the pod.
     pub namespace: String,
     /// UID of the pod's controller, such as a ReplicaSet.
@@ -27,7 +27,7 @@ pub struct Heir {
 #[serde(rename_all = "camelCase")]
 pub struct Place {
     /// The pod that the place is held for.
-    pub heir: Heir,
+    pub successor: Successor,
     /// The devices, each as pool and device name.
     pub devices: Vec<(String, String)>,
     /// The pod's needs on the node, besides devices.
@@ -67,8 +67,8 @@ impl From<Needs> for PodNeeds {
     }
 }
 
-impl Heir {
-    /// Returns the heir of a pod; `None` if no pod would follow it, or if not all of its claims are generated
+impl Successor {
+    /// Returns the successor of a pod; `None` if no pod would follow it, or if not all of its claims are generated
     /// for it.
     pub fn of(pod: &Pod) -> Option<Self> {
         let maker = pod.maker.as_deref()?.to_owned();
@@ -106,11 +106,11 @@ pub fn candidates(index: &Snapshot) -> Vec<ObjectKey> {
     found.into_iter().map(|(_, pod)| pod).collect()
 }
 
-/// Returns true if a pod may go: it runs, has an heir, and every claim that was given more allows it.
+/// Returns true if a pod may go: it runs, has a successor, and every claim that was given more allows it.
 fn may_go(index: &Snapshot, pod: &Pod) -> bool {
     let running = pod.started && pod.node.is_some() && !pod.deleting && !pod.terminal;
     running
-        && Heir::of(pod).is_some()
+        && Successor::of(pod).is_some()
         && pod.claim_keys().filter_map(|key| index.claim(&key)).all(|claim| {
             let allocation = claim.allocation.as_ref();
             let given_more = allocation.is_some_and(|allocation| !substituted(claim, allocation).is_empty());

@@ -397,15 +397,15 @@ fn who_is_to_move_stays_when_the_gap_is_kept_for_somebody_else_meanwhile() {
 }
 
 #[test]
-fn a_gap_that_an_ended_pod_leaves_to_its_heir_is_no_place_to_move_to() {
-    let mut world = heirs::left_behind(HALF);
+fn a_gap_that_an_ended_pod_leaves_to_its_successor_is_no_place_to_move_to() {
+    let mut world = retention::left_behind(HALF);
     world.core.settings.compaction = Some(Compacting::default());
     world.handle(Input::Moves(None));
     world.jobs.clear();
     world.half("stays", false);
     let gpu = world.half("moves", true);
     assert!(gpu.starts_with("gpu-1-"), "{gpu}");
-    heirs::end(&mut world);
+    retention::end(&mut world);
     world.later(31);
     let moves = world.take_jobs().into_iter().filter(|job| matches!(job, Job::Move { .. }));
     assert_eq!(moves.count(), 0, "the gap is kept");

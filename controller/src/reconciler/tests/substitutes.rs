@@ -10,7 +10,7 @@ const CPUS: u32 = 4;
 fn held() -> World {
     let mut world = World::new(&[("n1", 2)]);
     let place = json!({
-        "heir": {"namespace": "default", "maker": "uid-maker", "templates": ["t"], "leaves": "uid-left"},
+        "successor": {"namespace": "default", "maker": "uid-maker", "templates": ["t"], "leaves": "uid-left"},
         "devices": [["gpu.aliquot.dev/n1", "gpu-0-mig-1g10gb-19-0"]],
         "needs": {"requests": {"cpu": CPUS.to_string()}},
     });

@@ -7,7 +7,7 @@ use crate::common::auditor;
 use aliquot_allocator::snapshot::GOING_BACK;
 use aliquot_api::v1alpha1;
 use aliquot_control_plane::AuditEntry;
-use aliquot_model::names::{BINDING, COMPANION_OF, HOLD_OF, RECLAIM, SCHEDULING_GATE, WILL};
+use aliquot_model::names::{BINDING, COMPANION_OF, HOLD_OF, RECLAIM, RETENTION_RECORD, SCHEDULING_GATE};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -57,19 +57,19 @@ pub fn at_rest(world: &World, wait: &[&str]) -> Vec<String> {
     }
     wrong.extend(of_claims(world, &uids(&pods)));
     let claims = uids(&claims(world));
-    for will in wills(world) {
-        let of = name(&will).replace("aliquot-will-", "");
+    for record in retention_records(world) {
+        let of = name(&record).replace("aliquot-retention-", "");
         if !claims.contains(&of) {
-            wrong.push(format!("will {} is of no claim", name(&will)));
+            wrong.push(format!("retention record {} is of no claim", name(&record)));
         }
     }
     wrong.extend(noted_places(world));
     wrong
 }
 
-fn wills(world: &World) -> Vec<Arc<Value>> {
+fn retention_records(world: &World) -> Vec<Arc<Value>> {
     let mut maps = objects(world, "", "configmaps");
-    maps.retain(|map| map["metadata"]["labels"][WILL].is_string());
+    maps.retain(|map| map["metadata"]["labels"][RETENTION_RECORD].is_string());
     maps
 }
 
@@ -114,7 +114,7 @@ fn of_claims(world: &World, pods: &BTreeSet<String>) -> Vec<String> {
 /// What is there still although all that tenants made is gone.
 pub fn left(world: &World) -> Vec<String> {
     let mut left: Vec<String> = claims(world).iter().map(|claim| format!("claim {}", name(claim))).collect();
-    left.extend(wills(world).iter().map(|will| format!("will {}", name(will))));
+    left.extend(retention_records(world).iter().map(|record| format!("retention record {}", name(record))));
     left.extend(noted_places(world));
     for limits in objects(world, v1alpha1::GROUP, "nodelimits") {
         if limits["spec"]["shares"].as_array().is_some_and(|shares| !shares.is_empty()) {

@@ -45,6 +45,6 @@ impl Scenario {
 }
 
 pub use basic::{GANG, OVERTAKEN, PLAIN, PREEMPTION, TEMPLATES};
-pub use kept::{EARLY, HEIRS, RESERVATION, RETAINED};
+pub use kept::{EARLY, RESERVATION, RETAINED, SUCCESSORS};
 pub use moved::{COMPACTION, SUBSTITUTION};
 pub use terms::{BUDGET, ELASTIC, OVER_BUDGET, QUOTA};

@@ -6,7 +6,7 @@ use crate::common::{Cluster, eventually, fixtures};
 use aliquot_api::v1alpha1::{self, NodeLimits, resource};
 use aliquot_control_plane::{Options, PodDeletion};
 use aliquot_model::layout::AllocatorMode;
-use aliquot_model::names::WILL;
+use aliquot_model::names::RETENTION_RECORD;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -223,10 +223,13 @@ impl World {
     }
 
     /// Waits until so many claims' ends are written down.
-    pub async fn wills(&self, count: usize) {
-        let wills = || self.cluster.handle.objects("", "configmaps", "default").into_iter();
-        let is_will = |map: &Arc<Value>| map["metadata"]["labels"][WILL].is_string();
-        eventually("wills", async || (wills().filter(is_will).count() == count).then_some(())).await;
+    pub async fn retention_records(&self, count: usize) {
+        let retention_records = || self.cluster.handle.objects("", "configmaps", "default").into_iter();
+        let is_record = |map: &Arc<Value>| map["metadata"]["labels"][RETENTION_RECORD].is_string();
+        eventually("retention records", async || {
+            (retention_records().filter(is_record).count() == count).then_some(())
+        })
+        .await;
     }
 
     /// Deletes a pod, for good.

@@ -53,7 +53,7 @@ impl Snapshot {
             hold: Wish::read(claim.metadata.annotations.as_ref()),
             limits,
             companion,
-            bequest: claim
+            retention: claim
                 .metadata
                 .annotations
                 .as_ref()

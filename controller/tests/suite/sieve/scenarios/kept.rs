@@ -6,8 +6,8 @@ use aliquot_model::names::{BINDING, HOLD_FOR, RECLAIM};
 use serde_json::json;
 
 /// A pod ends, and the next one of its name gets the same devices although somebody else waits for them.
-pub const HEIRS: Scenario = Scenario {
-    name: "heirs",
+pub const SUCCESSORS: Scenario = Scenario {
+    name: "successors",
     jolt: "b",
     // Whoever ends between its devices and its node leaves nothing, fault or not.
     bound_only: true,
@@ -27,10 +27,10 @@ pub const HEIRS: Scenario = Scenario {
             world.lone("late", partition("r", "3g.40gb")).await;
             let before = world.devices("b").await;
             // Whose pod ends sooner leaves its devices only if a controller sees the end.
-            world.wills(2).await;
+            world.retention_records(2).await;
             world.end("b").await;
             world.pod(world.templated("b")).await;
-            assert_eq!(world.devices("b").await, before, "the heir gets what the pod before it had");
+            assert_eq!(world.devices("b").await, before, "the successor gets what the pod before it had");
         })
     },
     ..Scenario::USUAL

@@ -1,11 +1,11 @@
 //! Devices of claims that are deleted with their pod, kept for the next pod: carries out what
-//! [`aliquot_allocator::hold::heir`] decides.
+//! [`aliquot_allocator::hold::retention`] decides.
 
 use super::holds::RETRY;
 use super::{Effect, Reconciler, Regarding, Report, reasons};
 use crate::writer::{GivesWay, Job, WriteError};
 use aliquot_allocator::hold::Policy;
-use aliquot_allocator::hold::heir::{Bequest, Step};
+use aliquot_allocator::hold::retention::{Retention, Step};
 use aliquot_allocator::schedule::{Decision, Overlay, Situation};
 use aliquot_allocator::snapshot::{
     Allocation, Change, Claim, ClaimSource, ObjectKey, Pod, PodClaim, Resolution, Uid,
@@ -38,10 +38,10 @@ pub(super) struct Lost {
 
 /// A hold claim that is not in the API yet.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Ending {
+pub(super) struct PendingHold {
     /// The claim as it will be created, but without the end of its time.
     pub(super) claim: ResourceClaim,
-    pub(super) bequest: Bequest,
+    pub(super) retention: Retention,
     /// The time that the devices are kept, in seconds.
     seconds: i64,
     /// True if the claim is being written.
@@ -49,25 +49,25 @@ pub(super) struct Ending {
     sent: bool,
 }
 
-impl Ending {
+impl PendingHold {
     /// Returns the UID of the claim that ends.
     pub(super) fn source(&self) -> &str {
-        &self.bequest.claim_uid
+        &self.retention.claim_uid
     }
 
     /// Returns the key of the claim that ends.
     pub(super) fn of_claim(&self) -> ObjectKey {
-        ObjectKey::new(self.claim.metadata.namespace.as_deref().unwrap_or_default(), &self.bequest.claim)
+        ObjectKey::new(self.claim.metadata.namespace.as_deref().unwrap_or_default(), &self.retention.claim)
     }
 
     /// Returns the key of the claim's pod.
     pub(super) fn of_pod(&self) -> ObjectKey {
-        ObjectKey { name: self.bequest.pod.as_str().into(), ..self.of_claim() }
+        ObjectKey { name: self.retention.pod.as_str().into(), ..self.of_claim() }
     }
 
-    /// Returns true if the hold claim was tried for the first time just now, so that its heir waits for it.
+    /// Returns true if the hold claim was tried for the first time just now, so that its successor waits for it.
     const fn is_early(&self, wall: i64) -> bool {
-        let Bequest { until, .. } = self.bequest;
+        let Retention { until, .. } = self.retention;
         until == 0 || wall <= until.saturating_sub(self.seconds).saturating_add(PATIENCE)
     }
 }
@@ -78,11 +78,11 @@ impl Lost {
     }
 }
 
-/// UID of a pod's claim, the hold claim for it, and the bequest in the hold claim.
-type Kept<'a> = (Uid, &'a Claim, &'a Bequest);
+/// UID of a pod's claim, the hold claim for it, and the retention in the hold claim.
+type Offer<'a> = (Uid, &'a Claim, &'a Retention);
 
 /// What is kept for a pod.
-enum Inheritance {
+enum Retained {
     /// Nothing is kept.
     None,
     /// The pod whose devices it gets is not gone yet.
@@ -133,7 +133,7 @@ impl Reconciler {
             return;
         }
         // The devices are taken care of already.
-        if self.holds.endings_seen.contains(&claim.uid) || self.is_bequeathed(&claim.uid) {
+        if self.holds.ended_claims.contains(&claim.uid) || self.is_retained(&claim.uid) {
             return;
         }
         let ended = |pod: &&Pod| pod.uid == owner && (pod.deleting || pod.terminal);
@@ -147,9 +147,9 @@ impl Reconciler {
     }
 
     /// Returns true if there is a hold claim for the devices of a claim.
-    pub(super) fn is_bequeathed(&self, claim: &Uid) -> bool {
-        let mut bequests = self.index.bequests().filter_map(|hold| hold.bequest.as_ref());
-        bequests.any(|bequest| *bequest.claim_uid == **claim)
+    pub(super) fn is_retained(&self, claim: &Uid) -> bool {
+        let mut retentions = self.index.retentions().filter_map(|hold| hold.retention.as_ref());
+        retentions.any(|retention| *retention.claim_uid == **claim)
     }
 
     /// Gives up waiting for the ends of pods that do not come.
@@ -170,36 +170,43 @@ impl Reconciler {
             && pod.maker.is_some()
             && allocation.by_us
             && !allocation.others
-            && !self.holds.endings_seen.contains(&claim.uid)
-            && !self.is_bequeathed(&claim.uid)
-            && let Some(ending) = self.ending(&claim, &allocation, pod)
+            && !self.holds.ended_claims.contains(&claim.uid)
+            && !self.is_retained(&claim.uid)
+            && let Some(pending) = self.pending_hold(&claim, &allocation, pod)
         {
             tracing::info!(claim = %claim.key, pod = %pod.key, "its devices are kept for the next");
-            self.holds.endings_seen.insert(claim.uid.clone());
-            self.holds.endings.insert(claim.uid, ending);
+            self.holds.ended_claims.insert(claim.uid.clone());
+            self.holds.pending_holds.insert(claim.uid, pending);
         }
     }
 
     /// Creates hold claims for the claims that end.
-    pub(super) fn bequeath(&mut self, wall: i64) {
-        self.holds.endings.retain(|_, ending| ending.bequest.until == 0 || wall < ending.bequest.until);
-        for (source, ending) in &mut self.holds.endings {
-            if std::mem::replace(&mut ending.sent, true) {
+    pub(super) fn make_hold_claims(&mut self, wall: i64) {
+        self.holds
+            .pending_holds
+            .retain(|_, pending| pending.retention.until == 0 || wall < pending.retention.until);
+        for (source, pending) in &mut self.holds.pending_holds {
+            if std::mem::replace(&mut pending.sent, true) {
                 continue;
             }
             // The time is fixed here, however often the claim has to be written.
-            if ending.bequest.until == 0 {
-                ending.bequest.until = wall.saturating_add(ending.seconds);
+            if pending.retention.until == 0 {
+                pending.retention.until = wall.saturating_add(pending.seconds);
             }
-            let Ok(text) = serde_json::to_string(&ending.bequest) else { continue };
-            let mut claim = ending.claim.clone();
+            let Ok(text) = serde_json::to_string(&pending.retention) else { continue };
+            let mut claim = pending.claim.clone();
             claim.metadata.annotations.get_or_insert_default().insert(HOLD_OF.to_owned(), text);
             self.effects.push(Effect::Do(Job::MakeHold { claim: Box::new(claim), source: source.clone() }));
         }
     }
 
     /// Returns the hold claim for a claim whose pod ends; `None` if its devices are not to be kept.
-    pub(super) fn ending(&self, claim: &Claim, allocation: &Allocation, pod: &Pod) -> Option<Ending> {
+    pub(super) fn pending_hold(
+        &self,
+        claim: &Claim,
+        allocation: &Allocation,
+        pod: &Pod,
+    ) -> Option<PendingHold> {
         let policy: Policy = self.hold_policy(claim);
         if !policy.retain || policy.seconds == 0 || self.refusal(&claim.key.namespace).is_some() {
             return None;
@@ -216,7 +223,7 @@ impl Reconciler {
         if devices.is_empty() || allocation.held.iter().any(|held| held.admin) {
             return None;
         }
-        let bequest = Bequest {
+        let retention = Retention {
             maker: owner.uid.clone(),
             template: template.to_string(),
             entry: entry.name.to_string(),
@@ -244,29 +251,29 @@ impl Reconciler {
             spec: (*claim.spec).clone(),
             status: None,
         };
-        Some(Ending { claim, bequest, seconds: policy.seconds, sent: false })
+        Some(PendingHold { claim, retention, seconds: policy.seconds, sent: false })
     }
 
     /// Takes in the result of the creation of a hold claim. After a failure that may pass it is created
     /// again.
     pub(super) fn hold_made(&mut self, source: &Uid, error: Option<WriteError>) {
         // Without an entry, the hold claim was seen, or its time is over.
-        let Some(ending) = self.holds.endings.get_mut(source) else { return };
+        let Some(pending) = self.holds.pending_holds.get_mut(source) else { return };
         if let Some(error @ WriteError::Exhausted { .. }) = &error {
             tracing::warn!(claim = %source, %error, "the hold claim for its devices is not made, and tried again");
-            ending.sent = false;
+            pending.sent = false;
             return;
         }
-        self.holds.endings.remove(source);
+        self.holds.pending_holds.remove(source);
         if let Some(error) = error {
             tracing::warn!(claim = %source, %error, "its devices are not kept for the next");
         }
     }
 
     /// Does the next step for a hold claim.
-    pub(super) fn keep_bequest(&mut self, claim: &Claim, bequest: &Bequest, now: Instant, wall: i64) {
+    pub(super) fn keep_retention(&mut self, claim: &Claim, retention: &Retention, now: Instant, wall: i64) {
         let key = &claim.key;
-        let step = self.kept_for_others().bequest_step(claim, bequest, wall);
+        let step = self.reserved_for_others().retention_step(claim, retention, wall);
         if !matches!(step, Step::Bind(_)) {
             self.holds.unbound.remove(key);
         }
@@ -318,17 +325,17 @@ impl Reconciler {
     }
 
     /// Decides for a hold claim that is to get its devices.
-    pub(super) fn bind_bequest(
+    pub(super) fn bind_retention(
         &mut self,
         claim: &Claim,
-        bequest: &Bequest,
+        retention: &Retention,
         is_first_look: bool,
         now: Instant,
         wall: Timestamp,
     ) {
         let pod = Pod::in_place_of(claim);
         let mut situation = self.situation(&pod, now);
-        self.narrow(&mut situation, &claim.uid, bequest);
+        self.narrow(&mut situation, &claim.uid, retention);
         let decision = match self.consider(&pod, &situation, is_first_look) {
             Ok(decision) => decision,
             Err(cost) => {
@@ -337,21 +344,21 @@ impl Reconciler {
         };
         match decision {
             Decision::Placed(plan) if self.refusal(&claim.key.namespace).is_none() => {
-                self.write_binding(claim, plan, bequest.until, wall);
+                self.write_binding(claim, plan, retention.until, wall);
             }
             Decision::OutOfTime(_) => {
                 self.holds.unbound.run_late(&claim.key, self.cost(), now);
             }
-            _ if is_early(claim, wall.as_second()) && self.kept_for_others().is_unsettled(bequest) => {
+            _ if is_early(claim, wall.as_second()) && self.reserved_for_others().is_unsettled(retention) => {
                 self.holds.unbound.delay(&claim.key, now);
             }
             // The devices are no longer available.
-            _ => self.give_bequest_up(claim, now),
+            _ => self.give_retention_up(claim, now),
         }
     }
 
     /// Drops a hold claim whose devices are gone, or belong to somebody else by now.
-    fn give_bequest_up(&mut self, claim: &Claim, now: Instant) {
+    fn give_retention_up(&mut self, claim: &Claim, now: Instant) {
         self.holds.unbound.remove(&claim.key);
         self.tell_claim(
             claim,
@@ -363,84 +370,83 @@ impl Reconciler {
         self.drop_hold(claim);
     }
 
-    /// Restricts a decision to exactly the devices of a bequest, for one claim.
-    fn narrow(&self, situation: &mut Situation, claim: &Uid, bequest: &Bequest) {
-        let known = bequest
+    /// Restricts a decision to exactly the devices of a retention, for one claim.
+    fn narrow(&self, situation: &mut Situation, claim: &Uid, retention: &Retention) {
+        let known = retention
             .devices
             .iter()
             .filter_map(|(pool, device)| Some((self.index.sym(pool)?, self.index.sym(device)?)));
         let devices: BTreeSet<_> = known.collect();
-        situation.only = Some(bequest.node.as_str().into());
+        situation.only = Some(retention.node.as_str().into());
         situation.exactly.insert(claim.clone(), Arc::new(devices));
     }
 
     /// Returns what is kept for a pod. It gets the devices of one ended pod: of the pod with its own name
     /// first, otherwise of the pod whose time ends first.
-    fn inheritance(&self, pod: &Pod) -> Inheritance {
+    fn retained_for(&self, pod: &Pod) -> Retained {
         if pod.maker.is_none() || pod.claims.is_empty() {
-            return Inheritance::None;
+            return Retained::None;
         }
-        let kept = self.kept_for_others();
-        let mut groups: BTreeMap<(bool, i64, &str), Vec<Kept<'_>>> = BTreeMap::new();
-        for claim in self.index.bequests() {
-            let Some(bequest) = claim.bequest.as_deref() else { continue };
+        let kept = self.reserved_for_others();
+        let mut groups: BTreeMap<(bool, i64, &str), Vec<Offer<'_>>> = BTreeMap::new();
+        for claim in self.index.retentions() {
+            let Some(retention) = claim.retention.as_deref() else { continue };
             let taken = claim.deleting || self.deallocating.contains_key(&claim.uid);
-            if taken || bequest.until <= self.holds.wall {
+            if taken || retention.until <= self.holds.wall {
                 continue;
             }
-            if let Some(heir) = kept.heir_of(pod, claim, bequest) {
-                let key = (*bequest.pod != *pod.key.name, bequest.until, &*bequest.pod);
-                groups.entry(key).or_default().push((heir.uid.clone(), claim, bequest));
+            if let Some(successor) = kept.successor_of(pod, claim, retention) {
+                let key = (*retention.pod != *pod.key.name, retention.until, &*retention.pod);
+                groups.entry(key).or_default().push((successor.uid.clone(), claim, retention));
             }
         }
-        let coming =
-            self.holds.endings.values().filter(|ending| {
-                ending.is_early(self.holds.wall) && kept.heir_of_ending(pod, ending).is_some()
-            });
+        let coming = self.holds.pending_holds.values().filter(|pending| {
+            pending.is_early(self.holds.wall) && kept.successor_of_pending(pod, pending).is_some()
+        });
         let of_its_name = groups.keys().next().is_some_and(|(other_name, _, _)| !other_name);
-        if coming.into_iter().any(|ending| !of_its_name || *ending.bequest.pod == *pod.key.name) {
-            return Inheritance::Later;
+        if coming.into_iter().any(|pending| !of_its_name || *pending.retention.pod == *pod.key.name) {
+            return Retained::Later;
         }
-        let Some(group) = groups.into_values().next() else { return Inheritance::None };
-        let busy = |claim: &Claim, bequest: &Bequest| {
-            kept.source_holds(claim, bequest)
-                || kept.is_unsettled(bequest)
+        let Some(group) = groups.into_values().next() else { return Retained::None };
+        let busy = |claim: &Claim, retention: &Retention| {
+            kept.source_holds(claim, retention)
+                || kept.is_unsettled(retention)
                 || self.holds.writing.contains(&claim.uid)
                 || self.index.is_assumed(&claim.uid)
         };
-        if group.iter().any(|(_, claim, bequest)| busy(claim, bequest)) {
+        if group.iter().any(|(_, claim, retention)| busy(claim, retention)) {
             let all_late = group.iter().all(|(_, claim, _)| !is_early(claim, self.holds.wall));
-            return if all_late { Inheritance::None } else { Inheritance::Later };
+            return if all_late { Retained::None } else { Retained::Later };
         }
         let mut seen = HashSet::new();
-        let firsts = group.into_iter().filter(|(heir, _, _)| seen.insert(heir.clone()));
-        Inheritance::Of(firsts.map(|(heir, claim, _)| (heir, claim.key.clone())).collect())
+        let firsts = group.into_iter().filter(|(successor, _, _)| seen.insert(successor.clone()));
+        Retained::Of(firsts.map(|(successor, claim, _)| (successor, claim.key.clone())).collect())
     }
 
     /// Gives a pod what is kept for it. Returns false if nothing is kept, or if the pod cannot have it
     /// together with the rest that it needs.
-    pub(super) fn inherit(&mut self, pod: &Pod, now: Instant, wall: Timestamp) -> bool {
+    pub(super) fn take_retained(&mut self, pod: &Pod, now: Instant, wall: Timestamp) -> bool {
         if pod.node.is_some() || self.refusal(&pod.key.namespace).is_some() {
             return false;
         }
-        let list = match self.inheritance(pod) {
-            Inheritance::None => return false,
-            Inheritance::Later => {
+        let list = match self.retained_for(pod) {
+            Retained::None => return false,
+            Retained::Later => {
                 self.queue.delay(&pod.key, now);
                 let note =
                     "the devices of an ended pod are kept for this one, which waits until that is gone";
                 self.tell_pod(pod, reasons::WAITING, note, now);
                 return true;
             }
-            Inheritance::Of(list) => list,
+            Retained::Of(list) => list,
         };
         let mut situation = self.situation(pod, now);
         let mut gives = Vec::new();
         let mut released = HashSet::new();
-        for (heir, key) in &list {
+        for (successor, key) in &list {
             let Some(claim) = self.index.claim(key).cloned() else { return false };
-            let Some(bequest) = claim.bequest.clone() else { return false };
-            self.narrow(&mut situation, heir, &bequest);
+            let Some(retention) = claim.retention.clone() else { return false };
+            self.narrow(&mut situation, successor, &retention);
             released.insert(claim.uid.clone());
             let mark = claim.allocation.as_ref().map(|allocation| allocation.mark.clone());
             gives.push(GivesWay { claim: key.clone(), uid: claim.uid, mark });
@@ -451,16 +457,16 @@ impl Reconciler {
             stage.release(&self.index, &released);
         }
         let Decision::Placed(plan) = self.decide(pod, &situation) else { return false };
-        // Inherited devices are charged to the quota already.
-        let heirs: HashSet<&Uid> = list.iter().map(|(heir, _)| heir).collect();
+        // Retained devices are charged to the quota already.
+        let successors: HashSet<&Uid> = list.iter().map(|(successor, _)| successor).collect();
         let mut more = (*plan).clone();
-        more.drafts.retain(|draft| !heirs.contains(&draft.uid));
+        more.drafts.retain(|draft| !successors.contains(&draft.uid));
         if !more.drafts.is_empty() && self.waits_for_quota(pod, &more, now) {
             return true;
         }
         for give in &gives {
             self.holds.unbound.remove(&give.claim);
-            self.deallocating.insert(give.uid.clone(), "heir");
+            self.deallocating.insert(give.uid.clone(), "successor");
         }
         tracing::info!(pod = %pod.key, node = %plan.node, holds = gives.len(), "gets what was kept for it");
         self.write_plan_after(pod, plan, gives, wall);
@@ -472,7 +478,7 @@ impl Reconciler {
         for give in &gives {
             self.deallocating.remove(&give.uid);
             self.holds.note(&give.claim);
-            let ours = |c: &&Claim| written && c.uid == give.uid && c.bequest.is_some();
+            let ours = |c: &&Claim| written && c.uid == give.uid && c.retention.is_some();
             if let Some(claim) = self.index.claim(&give.claim).filter(ours).cloned() {
                 self.drop_hold(&claim);
             }
@@ -485,11 +491,11 @@ impl Reconciler {
     }
 
     /// Reports on a hold claim that it keeps the devices of an ended pod, and until when.
-    pub(super) fn tell_kept(&mut self, claim: &Claim, bequest: &Bequest, until: &str) {
+    pub(super) fn tell_kept(&mut self, claim: &Claim, retention: &Retention, until: &str) {
         let note = format!(
             "keeps the devices of pod {}, which has ended, on node {} for the next pod of its controller until {until}. \
              `aliquot release {} -n {}` frees them now",
-            bequest.pod, bequest.node, claim.key.name, claim.key.namespace
+            retention.pod, retention.node, claim.key.name, claim.key.namespace
         );
         self.tell(Report {
             regarding: Regarding::Claim(claim.key.clone(), claim.uid.clone()),

@@ -1,13 +1,13 @@
 //! Devices that are kept for others, and so are not free for a pod although nobody has them: those of
-//! nominations and reservations, the place of a pod that goes back, and what ended pods leave to their heirs.
+//! nominations and reservations, the place of a pod that goes back, and what ended pods leave to their successors.
 
 use super::Reconciler;
-use super::heirs::Ending;
 use super::holds::{Holds, policy};
 use super::preemption::Preemptions;
+use super::retention::PendingHold;
 use super::substitutes::Returns;
 use aliquot_allocator::budget::Book;
-use aliquot_allocator::hold::heir::{self, Bequest, Step};
+use aliquot_allocator::hold::retention::{self, Retention, Step};
 use aliquot_allocator::hold::{self, ByUs, Limits};
 use aliquot_allocator::schedule::{Overlay, Situation};
 use aliquot_allocator::snapshot::{
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// Everything that tells which devices are kept.
 #[derive(Clone, Copy)]
-pub(super) struct Kept<'a> {
+pub(super) struct Reserved<'a> {
     pub(super) index: &'a Snapshot,
     pub(super) preemptions: &'a Preemptions,
     pub(super) book: &'a Book,
@@ -31,8 +31,8 @@ pub(super) struct Kept<'a> {
 }
 
 impl Reconciler {
-    pub(super) const fn kept_for_others(&self) -> Kept<'_> {
-        Kept {
+    pub(super) const fn reserved_for_others(&self) -> Reserved<'_> {
+        Reserved {
             index: &self.index,
             preemptions: &self.preemptions,
             book: &self.book,
@@ -44,12 +44,12 @@ impl Reconciler {
     }
 }
 
-impl<'a> Kept<'a> {
+impl<'a> Reserved<'a> {
     /// Removes what is kept for others than this pod from its situation.
     pub(super) fn keep(&self, pod: &Pod, situation: &mut Situation) {
         self.keep_nominated(pod, situation);
         self.keep_place(pod, situation);
-        self.keep_bequests(pod, situation);
+        self.keep_retentions(pod, situation);
     }
 
     fn keep_nominated(&self, pod: &Pod, situation: &mut Situation) {
@@ -80,34 +80,34 @@ impl<'a> Kept<'a> {
         situation.stages.entry(node.clone()).or_insert_with(|| Overlay::new(self.index, node))
     }
 
-    pub(super) fn bequest_step(&self, claim: &Claim, bequest: &Bequest, wall: i64) -> Step {
+    pub(super) fn retention_step(&self, claim: &Claim, retention: &Retention, wall: i64) -> Step {
         let most = i64::try_from(self.limits.most.as_secs()).unwrap_or(i64::MAX);
-        let facts = heir::Facts {
+        let facts = retention::Facts {
             deleting: claim.deleting,
             finalizer: claim.has_finalizer(),
             allocated: claim.allocation.as_ref().map(|allocation| ByUs(self.index.is_ours(allocation))),
             hold: claim.reserved_for.iter().find_map(hold::read),
             consumers: claim.reserved_for.iter().filter(|consumer| !hold::is_hold(consumer)).count(),
-            source: self.source_holds(claim, bequest),
+            source: self.source_holds(claim, retention),
             wanted: policy(self.index, self.limits, claim).retain,
-            until: bequest.until.min(claim.created.saturating_add(most)),
+            until: retention.until.min(claim.created.saturating_add(most)),
         };
-        heir::step(facts, wall)
+        retention::step(facts, wall)
     }
 
     /// Returns true if the ended pod's claim still has its devices.
-    pub(super) fn source_holds(&self, claim: &Claim, bequest: &Bequest) -> bool {
-        let key = ObjectKey::new(&claim.key.namespace, &bequest.claim);
-        self.index.claim(&key).is_some_and(|source| *source.uid == *bequest.claim_uid)
+    pub(super) fn source_holds(&self, claim: &Claim, retention: &Retention) -> bool {
+        let key = ObjectKey::new(&claim.key.namespace, &retention.claim);
+        self.index.claim(&key).is_some_and(|source| *source.uid == *retention.claim_uid)
             && self.index.effective_allocation(&key).is_some()
     }
 
     /// Returns true if it is unknown yet whether a hold claim's devices are free: the node is publishing
     /// anew, or reports that the hardware is held for a claim that is gone, as it may for a moment after the
     /// end of a pod.
-    pub(super) fn is_unsettled(&self, bequest: &Bequest) -> bool {
+    pub(super) fn is_unsettled(&self, retention: &Retention) -> bool {
         let held = held_taint(self.index.driver());
-        bequest.devices.iter().any(|(pool, device)| {
+        retention.devices.iter().any(|(pool, device)| {
             let Some(pool) = self.index.sym(pool).and_then(|pool| self.index.pool(pool)) else {
                 return false;
             };
@@ -122,10 +122,10 @@ impl<'a> Kept<'a> {
 
     /// Keeps devices for hold claims that do not have them yet: nobody else has them, but they are not free
     /// for others.
-    fn keep_bequests(&self, pod: &Pod, situation: &mut Situation) {
-        for ending in self.holds.endings.values() {
-            if self.heir_of_ending(pod, ending).is_none() {
-                self.keep_devices(&ending.bequest, situation);
+    fn keep_retentions(&self, pod: &Pod, situation: &mut Situation) {
+        for pending in self.holds.pending_holds.values() {
+            if self.successor_of_pending(pod, pending).is_none() {
+                self.keep_devices(&pending.retention, situation);
             }
         }
         for lost in self.holds.lost.values().flatten() {
@@ -134,21 +134,26 @@ impl<'a> Kept<'a> {
                 self.keep_held(node, &lost.claim.uid, held.map(|held| (held.pool, held.device)), situation);
             }
         }
-        for claim in self.index.bequests() {
-            let Some(bequest) = &claim.bequest else { continue };
-            let own = claim.uid == pod.uid || self.heir_of(pod, claim, bequest).is_some();
-            if !own && self.reserves(claim, bequest) {
-                self.keep_devices(bequest, situation);
+        for claim in self.index.retentions() {
+            let Some(retention) = &claim.retention else { continue };
+            let own = claim.uid == pod.uid || self.successor_of(pod, claim, retention).is_some();
+            if !own && self.reserves(claim, retention) {
+                self.keep_devices(retention, situation);
             }
         }
     }
 
-    fn keep_devices(&self, bequest: &Bequest, situation: &mut Situation) {
-        let known = bequest
+    fn keep_devices(&self, retention: &Retention, situation: &mut Situation) {
+        let known = retention
             .devices
             .iter()
             .filter_map(|(pool, device)| Some((self.index.sym(pool)?, self.index.sym(device)?)));
-        self.keep_held(&bequest.node.as_str().into(), &bequest.claim_uid.as_str().into(), known, situation);
+        self.keep_held(
+            &retention.node.as_str().into(),
+            &retention.claim_uid.as_str().into(),
+            known,
+            situation,
+        );
     }
 
     fn keep_held(
@@ -180,42 +185,42 @@ impl<'a> Kept<'a> {
     }
 
     /// Returns true if the hold claim's annotation alone keeps the devices.
-    fn reserves(&self, claim: &Claim, bequest: &Bequest) -> bool {
+    fn reserves(&self, claim: &Claim, retention: &Retention) -> bool {
         self.index.effective_allocation(&claim.key).is_none()
-            && matches!(self.bequest_step(claim, bequest, self.holds.wall), Step::Bind(_))
+            && matches!(self.retention_step(claim, retention, self.holds.wall), Step::Bind(_))
     }
 
     /// Returns the pod's claim for which a hold claim keeps devices; `None` if there is none, or it is
     /// allocated already.
-    pub(super) fn heir_of(&self, pod: &Pod, claim: &Claim, bequest: &Bequest) -> Option<&'a Claim> {
-        self.heir(pod, &claim.key.namespace, &claim.spec, bequest)
+    pub(super) fn successor_of(&self, pod: &Pod, claim: &Claim, retention: &Retention) -> Option<&'a Claim> {
+        self.successor(pod, &claim.key.namespace, &claim.spec, retention)
     }
 
-    pub(super) fn heir_of_ending(&self, pod: &Pod, ending: &Ending) -> Option<&'a Claim> {
-        let namespace = ending.claim.metadata.namespace.as_deref()?;
-        self.heir(pod, namespace, &ending.claim.spec, &ending.bequest)
+    pub(super) fn successor_of_pending(&self, pod: &Pod, pending: &PendingHold) -> Option<&'a Claim> {
+        let namespace = pending.claim.metadata.namespace.as_deref()?;
+        self.successor(pod, namespace, &pending.claim.spec, &pending.retention)
     }
 
-    fn heir(
+    fn successor(
         &self,
         pod: &Pod,
         namespace: &str,
         spec: &ResourceClaimSpec,
-        bequest: &Bequest,
+        retention: &Retention,
     ) -> Option<&'a Claim> {
-        if pod.maker.as_deref() != Some(&*bequest.maker) || *pod.key.namespace != *namespace {
+        if pod.maker.as_deref() != Some(&*retention.maker) || *pod.key.namespace != *namespace {
             return None;
         }
         let entry = pod.claims.iter().find(|entry| {
-            *entry.name == *bequest.entry
-                && matches!(&entry.source, ClaimSource::Template(template) if **template == *bequest.template)
+            *entry.name == *retention.entry
+                && matches!(&entry.source, ClaimSource::Template(template) if **template == *retention.template)
         })?;
         let Resolution::Claim(name) = &entry.resolution else { return None };
         let key = ObjectKey { namespace: pod.key.namespace.clone(), name: name.clone() };
-        let heir = self.index.claim(&key)?;
-        let wants = *heir.uid != *bequest.claim_uid
-            && heir.spec.devices == spec.devices
+        let successor = self.index.claim(&key)?;
+        let wants = *successor.uid != *retention.claim_uid
+            && successor.spec.devices == spec.devices
             && self.index.effective_allocation(&key).is_none();
-        wants.then_some(heir)
+        wants.then_some(successor)
     }
 }

@@ -4,7 +4,7 @@
 use crate::common;
 
 use aliquot_control_plane::{Fault, FaultRule, Matcher};
-use aliquot_model::names::{HOLD_FOR, HOLD_OF, RECLAIM, WILL};
+use aliquot_model::names::{HOLD_FOR, HOLD_OF, RECLAIM, RETENTION_RECORD};
 use common::{Cluster, Running, auditor, eventually, fixtures};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate, ResourceSlice};
@@ -190,9 +190,9 @@ async fn a_hold_claim_ends(#[case] delete: bool) {
     } else {
         // An hour later.
         let text = cluster.get_claim(&hold).await.annotations()[HOLD_OF].clone();
-        let mut bequest: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-        bequest["until"] = json!(1);
-        let wish = json!({"metadata": {"annotations": {HOLD_OF: bequest.to_string()}}});
+        let mut retention: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        retention["until"] = json!(1);
+        let wish = json!({"metadata": {"annotations": {HOLD_OF: retention.to_string()}}});
         claims(&cluster).patch(&hold, &PatchParams::default(), &Patch::Merge(&wish)).await.expect("patched");
     }
     no_claims(&cluster).await;
@@ -225,9 +225,9 @@ fn holds_ever(cluster: &Cluster) -> usize {
 }
 
 /// Wills: what is written down of running pods.
-async fn wills(cluster: &Cluster) -> usize {
+async fn retention_records(cluster: &Cluster) -> usize {
     let maps: Api<ConfigMap> = Api::all(cluster.client.clone());
-    let params = ListParams::default().labels(&format!("{WILL}=true"));
+    let params = ListParams::default().labels(&format!("{RETENTION_RECORD}=true"));
     maps.list(&params).await.expect("config maps").items.len()
 }
 
@@ -235,7 +235,10 @@ async fn wills(cluster: &Cluster) -> usize {
 async fn a_pod_that_ends_while_no_controller_runs_leaves_its_devices_to_the_next() {
     let (cluster, first, maker) = crowded().await;
     let before = devices(&cluster, "b").await;
-    eventually("a will for each", async || (wills(&cluster).await == 3).then_some(())).await;
+    eventually("a retention record for each", async || {
+        (retention_records(&cluster).await == 3).then_some(())
+    })
+    .await;
     first.kill();
     let claim = claim_of(&cluster, "b").await;
     cluster.delete_pod("b").await;
@@ -256,7 +259,7 @@ async fn a_pod_that_ends_while_no_controller_runs_leaves_its_devices_to_the_next
     let makers: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), "default");
     makers.delete("maker", &DeleteParams::default()).await.expect("deleted");
     no_holds(&cluster).await;
-    eventually("no wills", async || (wills(&cluster).await == 0).then_some(())).await;
+    eventually("no retention records", async || (retention_records(&cluster).await == 0).then_some(())).await;
     second.terminate().await;
 }
 
@@ -268,7 +271,7 @@ async fn a_will_whose_devices_others_have_by_now_keeps_nobody_waiting() {
     let maker = template(&cluster).await;
     pod(&cluster, "a", &maker).await;
     devices(&cluster, "a").await;
-    eventually("a will", async || (wills(&cluster).await == 1).then_some(())).await;
+    eventually("a retention record", async || (retention_records(&cluster).await == 1).then_some(())).await;
     first.kill();
     cluster.delete_pod("a").await;
     no_claims(&cluster).await;

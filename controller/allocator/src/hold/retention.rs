@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 /// controller may write.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Bequest {
+pub struct Retention {
     /// UID of the ended pod's controller, such as a StatefulSet.
     pub maker: String,
     /// Name of the ResourceClaimTemplate of the pod's claim.
