@@ -40,6 +40,9 @@ pub const PIPE_DIR: &str = "/tmp/nvidia-mps";
 /// Otherwise it would withdraw its ask before the supervisor can say why there is no daemon.
 pub const ANSWER: Duration = Duration::from_secs(20);
 
+/// The first group that a claim may have for itself. No range that systemd knows of contains it or those above.
+pub const FIRST_GROUP: u32 = 2_000_000_000;
+
 /// Bytes in one unit of the control daemon's limit of pinned memory.
 pub const LIMIT_UNIT: u64 = 1 << 20;
 

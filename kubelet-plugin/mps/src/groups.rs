@@ -6,14 +6,12 @@
 //! change its group, so the group also shows which claim a process belongs to ([`crate::processes`]). The
 //! group of a claim's directory is the claim's group; it outlives the supervisor.
 
-use crate::contract::{ClaimDir, MpsDir};
+use crate::contract::{ClaimDir, FIRST_GROUP, MpsDir};
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::os::unix::ffi::OsStrExt;
 use std::{fs, io};
 
-/// The first group. No range that systemd knows of contains it or those above.
-pub const FIRST: u32 = 2_000_000_000;
 /// The number of groups.
 const COUNT: u32 = 147_000_000;
 
@@ -36,7 +34,7 @@ impl Groups {
             let entry = entry?;
             if entry.file_name().as_bytes().iter().all(u8::is_ascii_digit) {
                 match fs::read(entry.path().join("status")) {
-                    Ok(status) => taken.extend(of(&status).filter(|group| *group >= FIRST)),
+                    Ok(status) => taken.extend(of(&status).filter(|group| *group >= FIRST_GROUP)),
                     Err(error) if has_ended(&error) => {}
                     Err(error) => return Err(error),
                 }
@@ -50,7 +48,7 @@ impl Groups {
     pub fn another(&mut self) -> u32 {
         loop {
             let drawn = RandomState::new().hash_one(()) % u64::from(COUNT);
-            let group = FIRST + u32::try_from(drawn).unwrap_or_default();
+            let group = FIRST_GROUP + u32::try_from(drawn).unwrap_or_default();
             if self.taken.insert(group) {
                 return group;
             }
@@ -84,7 +82,7 @@ mod tests {
         let mut groups = Groups { taken: BTreeSet::new() };
         let given: BTreeSet<u32> = (0..1000).map(|_| groups.another()).collect();
         assert_eq!(given.len(), 1000);
-        assert!(given.iter().all(|group| (FIRST..FIRST + COUNT).contains(group)), "{given:?}");
+        assert!(given.iter().all(|group| (FIRST_GROUP..FIRST_GROUP + COUNT).contains(group)), "{given:?}");
         let mut beside = Groups { taken: BTreeSet::new() };
         assert!(!(0..1000).all(|_| given.contains(&beside.another())), "another supervisor draws others");
     }

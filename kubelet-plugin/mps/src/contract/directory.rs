@@ -1,8 +1,7 @@
 //! Reads and writes the directory that agent and supervisor share, and the files in it. Writers replace files
 //! by rename, so readers see all of a file or nothing.
 
-use super::{Ask, ContractError, State};
-use crate::groups;
+use super::{Ask, ContractError, FIRST_GROUP, State};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::{self, File, OpenOptions};
@@ -90,7 +89,7 @@ impl ClaimDir {
     /// Returns the claim's group, once it has one: the group of its directory.
     pub fn group(&self) -> Option<u32> {
         let group = fs::metadata(&self.path).ok()?.gid();
-        (group >= groups::FIRST).then_some(group)
+        (group >= FIRST_GROUP).then_some(group)
     }
 
     /// Gives the claim a group.
