@@ -27,6 +27,11 @@ impl fmt::Display for Client {
     }
 }
 
+/// Formats processes, or clients, as one text.
+pub(crate) fn list<T: fmt::Display>(all: &[T]) -> String {
+    all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
 /// Formats which client has which node open, as one text.
 pub fn text(clients: &[Client]) -> String {
     let open = clients.iter().map(|client| format!("/dev/{} is open in {client}", client.node));

@@ -47,6 +47,7 @@ pub mod partitioning;
 mod per_boot;
 pub mod plan;
 pub mod prepare;
+pub mod probe;
 pub mod publish;
 pub mod reasons;
 pub mod rebuild;

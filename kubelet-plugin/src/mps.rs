@@ -5,7 +5,8 @@
 //! claim, with the two file systems that the claim's containers share with the daemon. Each operation is
 //! right from any state that a kill of either side left, and waits for a bounded time.
 
-use crate::execute::Probe;
+use crate::holders::list;
+use crate::probe::Probe;
 use crate::selinux::{LabelError, Labels};
 use crate::share::RegionStorage;
 use crate::store::{StoreError, io_error};
@@ -86,7 +87,7 @@ pub enum MpsError {
         "the MPS daemon of claim {uid} may still be running: no supervisor is there to end it, and the driver lists {} on \
          the claim's GPUs; it is tried again, and a new supervisor ends them (pod of DaemonSet aliquot-mps on this node): \
          if this lasts, look at why that pod does not become ready, or end these processes on the node",
-        crate::execute::list(processes)
+        list(processes)
     )]
     StillRunning {
         /// The UID of the claim.
@@ -364,7 +365,7 @@ impl Mps {
                 Ok(None) => match running()? {
                     processes if processes.is_empty() => return Ok(()),
                     processes => {
-                        format!("the driver lists {} on the claim's GPUs", crate::execute::list(&processes))
+                        format!("the driver lists {} on the claim's GPUs", list(&processes))
                     }
                 },
                 Ok(Some(state)) => state.reason.unwrap_or_else(|| "it is ending".to_owned()),

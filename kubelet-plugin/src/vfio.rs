@@ -15,14 +15,13 @@ pub mod sysfs;
 pub use error::VfioError;
 
 use crate::devices::CharDevice;
-use crate::execute::Probe;
 use crate::holders;
 use crate::ledger::Passed;
+use crate::probe::Probe;
 use aliquot_model::layout::Passthrough;
 use aliquot_model::{GpuInfo, GpuUuid};
 use aliquot_nvml::{Gpus, Reopening};
 use slot::{Group, NVIDIA, VFIO_PCI};
-use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -255,8 +254,4 @@ impl Vfio {
         }
         Ok(())
     }
-}
-
-fn list<T: Display>(all: &[T]) -> String {
-    all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -1,6 +1,6 @@
 //! The reasons why a GPU cannot be given to a virtual machine, or cannot be taken back.
 
-use crate::holders::Client;
+use crate::holders::{Client, list};
 use aliquot_nvml::{GpuError, GpuProcess};
 use std::io;
 use std::path::PathBuf;
@@ -64,7 +64,7 @@ pub enum VfioError {
         address: String,
     },
     /// Processes run on the GPU.
-    #[error("processes run on the GPU: {}; it is tried again when they have ended", super::list(processes))]
+    #[error("processes run on the GPU: {}; it is tried again when they have ended", list(processes))]
     Running {
         /// The processes.
         processes: Vec<GpuProcess>,
@@ -81,7 +81,7 @@ pub enum VfioError {
     /// A virtual machine uses the GPU.
     #[error(
         "/dev/{node} is open in {}: the virtual machine still has the GPU; it is taken back when it has ended",
-        super::list(clients)
+        list(clients)
     )]
     InUse {
         /// The device node.

@@ -2,9 +2,9 @@
 
 use super::{World, now};
 use aliquot_kubelet_plugin::claim::Request;
-use aliquot_kubelet_plugin::execute::Probe;
 use aliquot_kubelet_plugin::ledger::State;
 use aliquot_kubelet_plugin::prepare::{Node, Prepared};
+use aliquot_kubelet_plugin::probe::Probe;
 use aliquot_nvml::fake::{Killed, until_killed};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -18,11 +18,12 @@ use aliquot_kubelet_plugin::claim::{Allocated, ClaimRef, Consumed, Request, Sett
 use aliquot_kubelet_plugin::driver::{Driver, Roots};
 use aliquot_kubelet_plugin::driver_unload::Wish;
 use aliquot_kubelet_plugin::edits::Site;
-use aliquot_kubelet_plugin::execute::{Machine, Probe};
+use aliquot_kubelet_plugin::execute::Machine;
 use aliquot_kubelet_plugin::ledger::{Given, Ledger};
 use aliquot_kubelet_plugin::mps::Mps;
 use aliquot_kubelet_plugin::partitioning::{Partitioning, Shared, Unclaimed};
 use aliquot_kubelet_plugin::prepare::{GivenBack, Node};
+use aliquot_kubelet_plugin::probe::Probe;
 use aliquot_kubelet_plugin::selinux::Labels;
 use aliquot_kubelet_plugin::share::RegionStorage;
 use aliquot_kubelet_plugin::store::Store;

@@ -11,8 +11,8 @@
 use crate::common;
 
 use aliquot_kubelet_plugin::claim::Request;
-use aliquot_kubelet_plugin::execute::Probe;
 use aliquot_kubelet_plugin::prepare::Node;
+use aliquot_kubelet_plugin::probe::Probe;
 use aliquot_kubelet_plugin::store::{Locked, Store};
 use aliquot_nvml::fake::{FakeGpus, h100_80};
 use common::{World, now, request};

@@ -12,7 +12,7 @@ use crate::common;
 use aliquot_api::v1alpha1::{NodeLimits, NodeLimitsSpec, NodeLimitsStatus};
 
 use aliquot_api::v1alpha1::node_limits::{ShareLimit, ShareName};
-use aliquot_kubelet_plugin::execute::Probe;
+use aliquot_kubelet_plugin::probe::Probe;
 use aliquot_nvml::fake::{FakeGpus, Killed, h100_80};
 use aliquot_quota::QuotaFile;
 use common::cluster::{Cluster, eventually};

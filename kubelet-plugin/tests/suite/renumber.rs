@@ -13,10 +13,10 @@ use crate::common;
 
 use aliquot_kubelet_plugin::claim::Request;
 use aliquot_kubelet_plugin::device_number_reuse::named;
-use aliquot_kubelet_plugin::execute::Probe;
 use aliquot_kubelet_plugin::former::Allocations;
 use aliquot_kubelet_plugin::ledger::DeviceNumber;
 use aliquot_kubelet_plugin::prepare::Node;
+use aliquot_kubelet_plugin::probe::Probe;
 use aliquot_model::GpuInfo;
 use aliquot_nvml::fake::{FakeGpus, h100_80, until_killed};
 use common::kill::killer;

@@ -3,9 +3,9 @@
 use super::common::kill::killer;
 use super::common::{now, request};
 use super::{lose, region, share, spec, world};
-use aliquot_kubelet_plugin::execute::Probe;
 use aliquot_kubelet_plugin::ledger::Running;
 use aliquot_kubelet_plugin::prepare::{Conclusion, SHOWN};
+use aliquot_kubelet_plugin::probe::Probe;
 use aliquot_nvml::fake::{Killed, until_killed};
 use std::collections::BTreeMap;
 use std::fs;

@@ -2,8 +2,8 @@
 //! network card.
 
 use super::common::World;
-use aliquot_kubelet_plugin::execute::Probe;
 use aliquot_kubelet_plugin::prepare::Node;
+use aliquot_kubelet_plugin::probe::Probe;
 use aliquot_kubelet_plugin::vfio::Vfio;
 use aliquot_kubelet_plugin::vfio::sysfs::Sysfs;
 use aliquot_model::{GpuInfo, GpuUuid};
