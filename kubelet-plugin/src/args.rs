@@ -2,6 +2,7 @@
 //! downward API or from chart values.
 
 use crate::allocation_mode::Target;
+use crate::edits::ExtraMount;
 use crate::health::Verdict;
 use crate::health::xid::parse_change;
 use crate::partitioning::Unclaimed;
@@ -131,7 +132,7 @@ pub struct Args {
 
     /// SELinux label of processes in confined containers, for which it is looked whether they may use the driver's
     /// files.
-    #[arg(long, env = "SELINUX_CONTAINER_LABEL", value_name = "LABEL", default_value = selinux::driver::CONTAINER)]
+    #[arg(long, env = "SELINUX_CONTAINER_LABEL", value_name = "LABEL", default_value = selinux::CONTAINER)]
     pub selinux_container_label: Label,
 
     /// An extra mount for every container with a device of ours, `host:container[:ro|rw]`.
@@ -314,17 +315,6 @@ pub struct Args {
     /// How often the inventory is read again, beside NVML's events.
     #[arg(long, default_value = "60s", value_parser = at_least(Duration::from_millis(50)))]
     pub inventory_interval: Duration,
-}
-
-/// A mount that the administrator asked for in every container.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ExtraMount {
-    /// Path on the host.
-    pub host: PathBuf,
-    /// Path in the container.
-    pub container: PathBuf,
-    /// Whether the container may write.
-    pub writable: bool,
 }
 
 impl Args {

@@ -8,7 +8,10 @@
 //! Nothing here may collide when one container gets several devices. Variables, paths and directories carry
 //! the result id, and the common edits are the same for every claim.
 
-use crate::args::ExtraMount;
+mod extra_mount;
+
+pub use extra_mount::ExtraMount;
+
 use crate::claim::ClaimRef;
 use crate::devices::CharDevice;
 use crate::devices::drm::DrmNode;

@@ -284,8 +284,8 @@ fn files_of_the_driver_that_containers_may_not_use_are_found_and_left_as_they_ar
     });
     selinuxfs.class("file", 6, &["getattr", "open", "read", "map", "execute"]);
     let policy = Policy::new(selinuxfs.path());
-    let container = selinux::driver::CONTAINER.parse().unwrap();
-    let denied = selinux::driver::denied(&policy, &container, &driver, &DriverCapabilities::usual()).unwrap();
+    let container = selinux::CONTAINER.parse().unwrap();
+    let denied = selinux::denied(&policy, &container, &driver, &DriverCapabilities::usual()).unwrap();
     let paths: Vec<&str> = denied.iter().map(|denied| denied.path.to_str().unwrap()).collect();
     assert_eq!(paths, ["/opt/driver/usr/bin/nvidia-smi", "/opt/driver/usr/lib64/libcuda.so.535.261.03"]);
     assert_eq!(
