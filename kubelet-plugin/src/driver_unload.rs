@@ -6,6 +6,10 @@
 //! module is free, until the label is gone. The label is read before NVML is opened for the first time, so
 //! that an agent that starts meanwhile does not block the module.
 
+mod wish;
+
+pub use wish::Wish;
+
 use crate::events::Events;
 use crate::notice;
 use crate::prepare::{Node, Overview};
@@ -17,7 +21,6 @@ use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -77,22 +80,6 @@ pub(crate) fn closed_for(label: &str) -> String {
 pub fn taint(driver: &str) -> Taint {
     let key = names::driver_paused_taint(driver);
     Taint { key, value: String::new(), effect: TaintEffect::NoSchedule }
-}
-
-/// The label that asks for the driver now, for the tasks that prepare claims.
-#[derive(Debug, Clone, Default)]
-pub struct Wish(Arc<Mutex<Option<String>>>);
-
-impl Wish {
-    /// Returns the label, as `name=value`.
-    pub fn label(&self) -> Option<String> {
-        self.0.lock().clone()
-    }
-
-    /// Notes the label that asks for the driver, or that none does.
-    pub fn set(&self, label: Option<String>) {
-        *self.0.lock() = label;
-    }
 }
 
 /// The action of one step.

@@ -1,7 +1,8 @@
 //! Gives the same answer again for a claim that is prepared. Missing parts are made anew, and existing parts
 //! are not touched.
 
-use super::{Node, PrepareError, Prepared, partitions, put};
+use super::attempt::put;
+use super::{Node, PrepareError, Prepared, partitions};
 use crate::edits;
 use crate::execute::StepError;
 use crate::ledger::{Device, Ledger, Record};

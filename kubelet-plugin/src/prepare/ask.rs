@@ -2,8 +2,9 @@
 //! and executed.
 
 use super::metadata::metadata_of;
+use super::node::bind;
 use super::passed::Offered;
-use super::{Node, PrepareError, Prepared, bind, partitions};
+use super::{Node, PrepareError, Prepared, partitions};
 use crate::claim::{Request, ResultKey};
 use crate::ledger::{Ledger, Lost, Record, Retention, State};
 use crate::own_partitions;

@@ -1,6 +1,8 @@
 //! Reads the facts of a claim's GPUs, while the GPUs are reserved and the node's lock is free.
 
-use super::{Node, PrepareError, bind, hardware};
+use super::attempt::hardware;
+use super::node::bind;
+use super::{Node, PrepareError};
 use crate::claim::Request;
 use crate::ledger::{Binding, Record};
 use crate::reservation::{ReserveError, Reserved};

@@ -5,7 +5,9 @@
 //! every step is understood, everything is undone. If a step is not understood, the record stays, and with it
 //! the hardware, until the newer release runs here again and undoes it. No pod hangs because of this.
 
-use super::{Node, PrepareError, Prepared, UnprepareError, hardware, same_results};
+use super::ask::same_results;
+use super::attempt::hardware;
+use super::{Node, PrepareError, Prepared, UnprepareError};
 use crate::claim::Request;
 use crate::edits;
 use crate::execute::Machine;

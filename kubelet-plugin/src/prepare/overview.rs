@@ -1,6 +1,7 @@
 //! Combines the ledger and the hardware into one overview.
 
-use super::{Node, Numbering, PrepareError, Unaccounted, bind};
+use super::node::bind;
+use super::{Node, Numbering, PrepareError, Unaccounted};
 use crate::device_number_reuse::{self, Reach};
 use crate::health::LastRead;
 use crate::ledger::{Device, Ledger, Lost};

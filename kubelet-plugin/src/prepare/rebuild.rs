@@ -2,9 +2,10 @@
 //! the lost state ends when everything is accounted for. [`crate::rebuild`] makes the decision.
 
 use super::metadata::metadata_of;
+use super::named::named;
+use super::node::bind;
 use super::passed::Offered;
-use super::unaccounted::named;
-use super::{Node, PrepareError, bind};
+use super::{Node, PrepareError};
 use crate::claim::Request;
 use crate::device_number_reuse;
 use crate::edits;

@@ -1,12 +1,40 @@
 //! Recovers at start from what a dead process left: claims are finished or undone.
 
-use super::{Node, PrepareError, Recovery, Unaccounted, forget_attempt};
+use super::attempt::forget_attempt;
+use super::{Node, PrepareError, Unaccounted};
+use crate::claim::ClaimRef;
 use crate::edits;
 use crate::ledger::{Cause, Ledger, Lost, Record, State};
 use crate::reservation;
+use crate::selinux::LabelError;
 use crate::share;
+use crate::store::Damage;
 use std::collections::BTreeSet;
 use std::time::Duration;
+
+/// The result of the recovery at start.
+#[derive(Debug, Default)]
+pub struct Recovery {
+    /// The copies of the checkpoint that could not be read.
+    pub damaged: Vec<Damage>,
+    /// The loss, if no copy could be read, now or at an earlier start, so that not everything is accounted
+    /// for.
+    pub lost: Option<Lost>,
+    /// The claims whose records only a newer release understands.
+    pub newer: Vec<ClaimRef>,
+    /// The half-done claims that were undone.
+    pub undone: Vec<ClaimRef>,
+    /// The half-done claims that could not be undone yet, with the reason.
+    pub failed: Vec<(ClaimRef, String)>,
+    /// The claims that the checkpoint does not know although their CDI specs are here.
+    pub unaccounted: Vec<Unaccounted>,
+    /// The files and directories without a claim that were removed.
+    pub orphans: Vec<String>,
+    /// The files of this driver in containers that could not be given their SELinux label.
+    pub unlabelled: Vec<LabelError>,
+    /// The CDI specs of earlier releases whose hooks were brought up to date.
+    pub renewed: Vec<String>,
+}
 
 impl Node {
     /// Makes the node consistent: finishes or undoes what a dead process left, and removes files without a

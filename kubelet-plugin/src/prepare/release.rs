@@ -1,6 +1,7 @@
 //! Unprepares a claim: from local state alone, undone step by step.
 
-use super::{Node, UnprepareError, put};
+use super::attempt::put;
+use super::{Node, UnprepareError};
 use crate::ledger::{Record, State};
 use jiff::Timestamp;
 

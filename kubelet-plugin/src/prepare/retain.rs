@@ -9,8 +9,9 @@
 //! Parking is one write. The undoing that follows is repeated at the next start. The write that takes a claim
 //! up comes after everything is made. So after a kill at any point the claim is either parked or not.
 
+use super::attempt::put;
 use super::metadata::metadata_of;
-use super::{Node, PrepareError, Prepared, UnprepareError, put};
+use super::{Node, PrepareError, Prepared, UnprepareError};
 use crate::claim::Request;
 use crate::ledger::{Ledger, Record, Retention};
 use crate::plan::{Step, Undo};
