@@ -52,7 +52,6 @@ pub mod publish;
 pub mod reasons;
 pub mod rebuild;
 pub mod registration;
-pub mod releases;
 pub mod report;
 pub mod reservation;
 pub mod resourceslice;

@@ -5,21 +5,10 @@
 //! Such a record keeps its claim's place, so decisions count it ([`Ledger::others`]). But nothing can still
 //! be using its hardware, so it keeps nothing set up.
 
-use super::{Device, Held, Ledger, Partition, Record, State};
+use super::{Device, Held, Ledger, Partition, Place, Record, State};
 use crate::claim::ClaimRef;
-use aliquot_model::{GpuUuid, MigUuid, Placement};
+use aliquot_model::{GpuUuid, MigUuid};
 use std::collections::BTreeSet;
-
-/// A partition by its place.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
-    /// The GPU.
-    pub gpu: GpuUuid,
-    /// The profile's ID, as `nvidia-smi mig -lgip` lists it.
-    pub profile_id: u32,
-    /// The placement.
-    pub placement: Placement,
-}
 
 impl Record {
     /// Returns true if something of the claim may be set up in this boot: it is prepared, kept without a pod,

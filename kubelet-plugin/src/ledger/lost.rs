@@ -88,7 +88,7 @@ impl Ledger {
     /// Notes that a claim released its hardware, if the kubelet asked for it. The note is for the controller,
     /// and for the checkpoint that is set aside.
     pub fn count_end(&mut self, record: &Record) {
-        self.releases.count(record);
+        self.count_release(record);
         let Some(at) = record.ended else { return };
         if record.devices.iter().any(|device| device.held.is_some()) {
             self.note_ended(&record.claim.uid, Ended { at, recorded: record.charge.is_some() });
@@ -114,7 +114,7 @@ impl Ledger {
                 let Some(mut record) = self.claims.remove(uid) else { continue };
                 if !std::mem::replace(&mut ended.recorded, true) {
                     record.ended.get_or_insert(ended.at);
-                    self.releases.count(&record);
+                    self.count_release(&record);
                 }
             }
             if let Some(own) = self.lost.take() {

@@ -5,10 +5,9 @@
 //! that its devices are on. What the record holds stays taken. Whatever is not understood counts as the worst
 //! case: a device as its whole GPU, a record without devices as every GPU.
 
-use super::{Device, Held, Ledger, Record, Retention, State};
+use super::{Charge, Device, Held, Ledger, Record, Retention, State};
 use crate::claim::{ClaimRef, ResultKey};
 use crate::plan::Step;
-use crate::releases::Charge;
 use aliquot_model::{DriverCapabilities, GpuUuid, LiveMig};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;

@@ -7,7 +7,6 @@ use crate::execute::Machine;
 use crate::former::Allocations;
 use crate::ledger::{Ledger, Record};
 use crate::partitioning::{self, Unclaimed};
-use crate::releases;
 use crate::reservation::{self, ReserveError, Reserved};
 use crate::store::{Store, StoreError};
 use aliquot_model::GpuUuid;
@@ -69,7 +68,7 @@ impl Node {
             locked.save_releasing(&ledger)?;
             self.machine.probe.at("after forgetting");
         }
-        Ok(releases::spec(&ledger))
+        Ok(ledger.usage())
     }
 
     /// Notes the claims that were given GPUs that are no longer here, as the API reported. Returns true if

@@ -13,9 +13,8 @@ use super::attempt::put;
 use super::metadata::metadata_of;
 use super::{Node, PrepareError, Prepared, UnprepareError};
 use crate::claim::Request;
-use crate::ledger::{Ledger, Record, Retention};
+use crate::ledger::{Charge, Ledger, Record, Retention};
 use crate::plan::{Step, Undo};
-use crate::releases::Charge;
 use crate::store::StoreError;
 use jiff::Timestamp;
 

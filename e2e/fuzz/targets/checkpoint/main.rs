@@ -10,8 +10,6 @@ mod claim;
 #[path = "../../../../kubelet-plugin/src/ledger.rs"]
 mod ledger;
 mod plan;
-#[path = "../../../../kubelet-plugin/src/releases.rs"]
-mod releases;
 
 use aliquot_fuzz::seeds;
 use checkpoint::{CheckpointError, VERSION, decode, encode};
