@@ -215,15 +215,20 @@ pub fn at_start(stored: Option<Phase>, published: Option<AllocatorMode>, target:
     }
 }
 
+/// The error of a text that is not the name of an allocator.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?}, neither controller nor scheduler")]
+pub struct UnknownMode(String);
+
 /// Returns the allocator that the Node asks for: its label, else its annotation, else the flag.
 ///
 /// # Errors
-/// Returns the text that is not a mode; the caller then uses the flag.
-pub fn target(label: Option<&str>, annotation: Option<&str>, flag: Target) -> Result<Target, String> {
+/// Fails with [`UnknownMode`]; the caller then uses the flag.
+pub fn target(label: Option<&str>, annotation: Option<&str>, flag: Target) -> Result<Target, UnknownMode> {
     label
         .or(annotation)
         .filter(|text| !text.is_empty())
-        .map_or(Ok(flag), |text| Target::parse(text).ok_or_else(|| text.to_owned()))
+        .map_or(Ok(flag), |text| Target::parse(text).ok_or_else(|| UnknownMode(text.to_owned())))
 }
 
 #[cfg(test)]

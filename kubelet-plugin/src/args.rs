@@ -12,6 +12,7 @@ use aliquot_http::MetricsArgs;
 use aliquot_model::DriverCapabilities;
 use aliquot_model::duration::parse_duration;
 use aliquot_model::names::{DEFAULT_DRIVER, parse_driver};
+use aliquot_model::quantity::{Quantity, QuantityError};
 use aliquot_selinux::Label;
 use clap::{Parser, ValueEnum};
 use std::net::SocketAddr;
@@ -136,7 +137,7 @@ pub struct Args {
     pub selinux_container_label: Label,
 
     /// An extra mount for every container with a device of ours, `host:container[:ro|rw]`.
-    #[arg(long = "container-mount", value_name = "HOST:CONTAINER[:ro|rw]", value_parser = parse_mount)]
+    #[arg(long = "container-mount", value_name = "HOST:CONTAINER[:ro|rw]")]
     pub container_mounts: Vec<ExtraMount>,
 
     /// Who allocates this node's devices, unless the Node says otherwise by label or annotation
@@ -335,47 +336,43 @@ impl Args {
     }
 }
 
+/// The fault in the text of a flag.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+enum FlagError {
+    #[error("{0}")]
+    Duration(String),
+    #[error("{text:?} is too short: use at least {least:?}")]
+    TooShort { text: String, least: Duration },
+    #[error(transparent)]
+    Quantity(#[from] QuantityError),
+    #[error("{0:?} is not a number of bytes")]
+    NoBytes(String),
+    #[error("{0:?} is out of range: use 1Mi to 1Ti")]
+    SharedMemory(String),
+}
+
 /// A duration that is not shorter than that.
-fn at_least(least: Duration) -> impl Fn(&str) -> Result<Duration, String> + Clone {
+fn at_least(least: Duration) -> impl Fn(&str) -> Result<Duration, FlagError> + Clone {
     move |text| {
-        let duration = parse_duration(text)?;
+        let duration = parse_duration(text).map_err(FlagError::Duration)?;
         if duration < least {
-            return Err(format!("{text:?} is too short: use at least {least:?}"));
+            return Err(FlagError::TooShort { text: text.to_owned(), least });
         }
         Ok(duration)
     }
 }
 
-fn parse_bytes(text: &str) -> Result<u64, String> {
-    let quantity: aliquot_model::Quantity = text.parse().map_err(|e| format!("{e}"))?;
-    quantity.to_u64().ok_or_else(|| format!("{text:?} is not a number of bytes"))
+fn parse_bytes(text: &str) -> Result<u64, FlagError> {
+    let quantity: Quantity = text.parse()?;
+    quantity.to_u64().ok_or_else(|| FlagError::NoBytes(text.to_owned()))
 }
 
-fn parse_shared_memory(text: &str) -> Result<u64, String> {
+fn parse_shared_memory(text: &str) -> Result<u64, FlagError> {
     let bytes = parse_bytes(text)?;
     if !(1 << 20..=1 << 40).contains(&bytes) {
-        return Err(format!("{text:?} is out of range: use 1Mi to 1Ti"));
+        return Err(FlagError::SharedMemory(text.to_owned()));
     }
     Ok(bytes)
-}
-
-fn parse_mount(text: &str) -> Result<ExtraMount, String> {
-    let parts: Vec<&str> = text.split(':').collect();
-    let (host, container, mode) = match parts.as_slice() {
-        [host, container] => (*host, *container, "ro"),
-        [host, container, mode] => (*host, *container, *mode),
-        _ => return Err("expected host:container or host:container:ro|rw".to_owned()),
-    };
-    let absolute = |path: &str| {
-        let path = PathBuf::from(path);
-        if path.is_absolute() { Ok(path) } else { Err(format!("{} is not an absolute path", path.display())) }
-    };
-    let writable = match mode {
-        "ro" => false,
-        "rw" => true,
-        other => return Err(format!("unknown mode {other:?}, expected ro or rw")),
-    };
-    Ok(ExtraMount { host: absolute(host)?, container: absolute(container)?, writable })
 }
 
 #[cfg(test)]
@@ -388,22 +385,6 @@ mod tests {
         let args = Args::try_parse_from(["agent", "--node-name=n1"]).unwrap();
         assert!(args.mps_patience > aliquot_mps::contract::ANSWER);
         assert_eq!(args.mps_shared_memory, crate::mps::Mps::SHARED_MEMORY);
-    }
-
-    #[rstest]
-    #[case("/a:/b", Some(("/a", "/b", false)))]
-    #[case("/a:/b:rw", Some(("/a", "/b", true)))]
-    #[case("/a:/b:ro", Some(("/a", "/b", false)))]
-    #[case("/a:/b:rx", None)]
-    #[case("/a", None)]
-    #[case("a:/b", None)]
-    fn mounts_are_host_container_and_mode(#[case] text: &str, #[case] want: Option<(&str, &str, bool)>) {
-        let want = want.map(|(host, container, writable)| ExtraMount {
-            host: host.into(),
-            container: container.into(),
-            writable,
-        });
-        assert_eq!(parse_mount(text).ok(), want);
     }
 
     #[rstest]

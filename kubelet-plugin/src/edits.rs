@@ -10,7 +10,7 @@
 
 mod extra_mount;
 
-pub use extra_mount::ExtraMount;
+pub use extra_mount::{ExtraMount, ExtraMountError};
 
 use crate::claim::ClaimRef;
 use crate::devices::CharDevice;

@@ -30,7 +30,7 @@ mod shared;
 #[path = "ledger/usage.rs"]
 mod usage;
 
-pub use device_number::DeviceNumber;
+pub use device_number::{DeviceNumber, NoDeviceNumber};
 pub use former::{Former, Given};
 pub use lost::{Cause, Ended, Lost, Running};
 pub use newer::NewerRecord;

@@ -12,7 +12,7 @@ pub use step::{Step, Undo};
 use crate::claim::{Allocated, Request, Settings};
 use crate::former::Former;
 use crate::ledger::{Device, Held, Ledger, Partition, Passed, Record, Share};
-use crate::vfio::VfioError;
+use crate::vfio::{NotOffered, VfioError};
 use aliquot_model::config::{Iommu, IommuBackend, TimeSliceInterval};
 use aliquot_model::layout::{Holding, Passthrough};
 use aliquot_model::{DriverCapabilities, GpuInfo, GpuUuid, LiveMig, MigCapability};
@@ -53,7 +53,7 @@ pub enum Existing {
 }
 
 /// The passthrough facts of each GPU, or the reason why no virtual machine can have it.
-pub type Offers = BTreeMap<GpuUuid, Result<Passthrough, String>>;
+pub type Offers = BTreeMap<GpuUuid, Result<Passthrough, NotOffered>>;
 
 /// The facts that the decision is made from, read under the node's lock.
 #[derive(Debug, Clone, Copy)]
@@ -329,13 +329,16 @@ fn passed(
     gpu: &GpuInfo,
     iommu: Iommu,
 ) -> Result<Passed, Refusal> {
-    let refuse =
-        |reason| Refusal::NoPassthrough { device: allocated.device.clone(), gpu: gpu.uuid.clone(), reason };
-    let address = gpu.pci_bus_id.clone().ok_or_else(|| refuse(VfioError::NoAddress.to_string()))?;
+    let refuse = |reason: NotOffered| Refusal::NoPassthrough {
+        device: allocated.device.clone(),
+        gpu: gpu.uuid.clone(),
+        reason,
+    };
+    let address = gpu.pci_bus_id.clone().ok_or_else(|| refuse(VfioError::NoAddress.into()))?;
     let offer = snapshot.offers.get(&gpu.uuid).cloned();
-    let device = offer.unwrap_or_else(|| Err(VfioError::Off.to_string())).map_err(refuse)?;
+    let device = offer.unwrap_or_else(|| Err(VfioError::Off.into())).map_err(refuse)?;
     if iommu.backend == IommuBackend::IommuFd && !device.iommu_fd {
-        return Err(refuse(VfioError::NoIommuFd { address }.to_string()));
+        return Err(refuse(VfioError::NoIommuFd { address }.into()));
     }
     let persistence = snapshot.persistent.contains(&gpu.uuid);
     Ok(Passed { address, info: gpu.clone(), device, iommu, persistence })

@@ -8,6 +8,7 @@ use crate::claim::Request;
 use crate::ledger::{Device, Ledger, Limit, Share};
 use crate::plan::{self, Existing, Offers, Plan, PlanError, Snapshot};
 use crate::prepare::Named;
+use crate::share::QuotaFileError;
 use aliquot_model::config::{ComputePolicy, FailMode};
 use aliquot_model::{DeviceName, GpuUuid, LiveMig};
 use aliquot_nvml::Inventory;
@@ -54,12 +55,26 @@ pub enum Disagreement {
     Share {
         /// The device.
         device: DeviceName,
-        /// The reason.
-        reason: String,
+        /// The fault of the files.
+        reason: ShareFault,
     },
     /// The claim's devices cannot be held beside those that other claims hold.
     #[error(transparent)]
     Plan(#[from] PlanError),
+}
+
+/// The fault of a share's files that keeps the share from being told from them.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ShareFault {
+    /// The claim's CDI spec names no such share.
+    #[error("there are none")]
+    Missing,
+    /// The quota file cannot be read.
+    #[error("{0}")]
+    Unreadable(String),
+    /// The quota is for other hardware.
+    #[error("its quota is for {0}")]
+    OtherHardware(String),
 }
 
 /// The traces of a claim that are left on the node.
@@ -72,7 +87,7 @@ pub struct Left<'a> {
     /// True if the spec says that it is of another boot, so that no container runs with it.
     pub rebooted: bool,
     /// The quotas of the claim's shares, or the reasons why they cannot be read, by result ID.
-    pub quotas: &'a BTreeMap<String, Result<QuotaFile, String>>,
+    pub quotas: &'a BTreeMap<String, Result<QuotaFile, QuotaFileError>>,
     /// The GPUs that the claim's allocation names.
     pub facts: &'a Inventory,
     /// True if all partitions are the administrator's.
@@ -135,12 +150,15 @@ pub fn rebuild(request: &Request, left: &Left<'_>, ledger: &Ledger) -> Result<Pl
         let share = |reason| Disagreement::Share { device: name.clone(), reason };
         let uuid = device.uuid().unwrap_or_default().to_owned();
         if let Some(own) = &mut device.share {
-            let missing = || Err("there are none".to_owned());
-            let quota = left.quotas.get(&device.result_id).cloned().unwrap_or_else(missing).map_err(share)?;
+            let quota = match left.quotas.get(&device.result_id) {
+                Some(Ok(quota)) => quota,
+                Some(Err(error)) => return Err(share(ShareFault::Unreadable(error.to_string()))),
+                None => return Err(share(ShareFault::Missing)),
+            };
             if quota.gpu_uuid.as_str() != uuid {
-                return Err(share(format!("its quota is for {}", quota.gpu_uuid.as_str())));
+                return Err(share(ShareFault::OtherHardware(quota.gpu_uuid.as_str().to_owned())));
             }
-            adopt(own, &quota);
+            adopt(own, quota);
         }
     }
     Ok(plan)

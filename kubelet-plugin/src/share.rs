@@ -23,7 +23,7 @@ use aliquot_model::config::{ComputePolicy, FailMode};
 use aliquot_quota::region::{LOCK_BASE, RegionView};
 use aliquot_quota::{QuotaError, QuotaFile, REGION_FILE_SIZE};
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{ErrorKind, Read};
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,6 +49,27 @@ pub enum ShareError {
     /// The region could not be made.
     #[error(transparent)]
     Region(#[from] RegionError),
+}
+
+/// The reason why a share's quota file cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum QuotaFileError {
+    /// The file cannot be read.
+    #[error("cannot read {}: {error}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        error: io::Error,
+    },
+    /// The content of the file is no quota.
+    #[error("{}: {error}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        error: QuotaError,
+    },
 }
 
 /// The file that marks shares whose containers have the region's file, and not its directory.
@@ -81,11 +102,13 @@ pub fn quota(device: &Device, share: &Share, generation: u64) -> Result<QuotaFil
 /// Reads the quota of a share that a container may be using.
 ///
 /// # Errors
-/// Fails with the reason why the quota cannot be read.
-pub fn left(shares: &Path, result_id: &str) -> Result<QuotaFile, String> {
-    let quota = shares.join(result_id).join("quota/quota");
-    let bytes = fs::read(&quota).map_err(|error| format!("cannot read {}: {error}", quota.display()))?;
-    QuotaFile::decode(&bytes).map_err(|error| format!("{}: {error}", quota.display()))
+/// Fails with [`QuotaFileError`].
+pub fn left(shares: &Path, result_id: &str) -> Result<QuotaFile, QuotaFileError> {
+    let path = shares.join(result_id).join("quota/quota");
+    match fs::read(&path) {
+        Ok(bytes) => QuotaFile::decode(&bytes).map_err(|error| QuotaFileError::Content { path, error }),
+        Err(error) => Err(QuotaFileError::Read { path, error }),
+    }
 }
 
 /// Returns true if a share's files are there, which containers may be using. Before the UUID of its partition

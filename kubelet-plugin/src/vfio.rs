@@ -12,7 +12,7 @@ mod persistence;
 pub mod slot;
 pub mod sysfs;
 
-pub use error::VfioError;
+pub use error::{NotOffered, VfioError};
 
 use crate::devices::CharDevice;
 use crate::holders;

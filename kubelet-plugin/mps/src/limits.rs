@@ -25,12 +25,25 @@ pub fn script(ask: &Ask) -> String {
     if get.is_empty() { "get_server_list\n".to_owned() } else { set + &get }
 }
 
+/// The error of a limit that is not in force.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the control daemon did not take {limit}; it answered {answer:?}: compare the limit with what this driver's MPS \
+     supports"
+)]
+pub struct NotTaken {
+    /// The name of the limit, as in the ask.
+    pub limit: &'static str,
+    /// The whole answer.
+    pub answer: String,
+}
+
 /// Compares the daemon's answer to [`script`] with the ask.
 ///
 /// # Errors
-/// Fails with the limit that is not in force, and the answer.
-pub fn check(ask: &Ask, answer: &str) -> Result<(), String> {
-    let mut wanted: Vec<(&str, bool)> = Vec::new();
+/// Fails with [`NotTaken`] if a limit is not in force.
+pub fn check(ask: &Ask, answer: &str) -> Result<(), NotTaken> {
+    let mut wanted: Vec<(&'static str, bool)> = Vec::new();
     let lines: Vec<&str> = answer.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let memory = ask.pinned_device_memory_limit_bytes.map(|bytes| bytes / LIMIT_UNIT);
     let asked = usize::from(ask.active_thread_percentage.is_some()) + memory.map_or(0, |_| ask.gpus.len());
@@ -47,10 +60,7 @@ pub fn check(ask: &Ask, answer: &str) -> Result<(), String> {
     }
     match wanted.iter().find(|(_, holds)| !holds) {
         None => Ok(()),
-        Some((limit, _)) => Err(format!(
-            "the control daemon did not take {limit}; it answered {answer:?}: compare the limit with what this \
-             driver's MPS supports"
-        )),
+        Some((limit, _)) => Err(NotTaken { limit, answer: answer.to_owned() }),
     }
 }
 
@@ -113,5 +123,15 @@ mod tests {
     ) {
         let said = check(&ask(percent, bytes), answer);
         assert_eq!(said.is_ok(), taken, "{said:?}");
+    }
+
+    #[test]
+    fn the_limit_and_the_answer_are_named() {
+        let said = check(&ask(Some(50), None), "100.0\n").unwrap_err().to_string();
+        assert_eq!(
+            said,
+            "the control daemon did not take activeThreadPercentage; it answered \"100.0\\n\": compare the limit with \
+             what this driver's MPS supports"
+        );
     }
 }

@@ -157,11 +157,11 @@ fn phases_survive_the_disk() {
 #[case(Some("scheduler"), Some("controller"), Ok(Scheduler))]
 #[case(None, Some("scheduler"), Ok(Scheduler))]
 #[case(Some(""), None, Ok(Controller))]
-#[case(Some("both"), None, Err("both".to_owned()))]
+#[case(Some("both"), None, Err(UnknownMode("both".to_owned())))]
 fn the_label_counts_before_annotation_and_flag(
     #[case] label: Option<&str>,
     #[case] annotation: Option<&str>,
-    #[case] want: Result<Target, String>,
+    #[case] want: Result<Target, UnknownMode>,
 ) {
     assert_eq!(target(label, annotation, Controller), want);
 }

@@ -154,11 +154,16 @@ impl From<Cause> for String {
     }
 }
 
-impl TryFrom<String> for Cause {
-    type Error = String;
+/// The error of a text that is not the word of a cause.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no cause that is known here")]
+pub struct UnknownCause(String);
 
-    fn try_from(text: String) -> Result<Self, String> {
-        let unknown = || format!("{text:?} is no cause that is known here");
+impl TryFrom<String> for Cause {
+    type Error = UnknownCause;
+
+    fn try_from(text: String) -> Result<Self, UnknownCause> {
+        let unknown = || UnknownCause(text.clone());
         if let Some(number) = text.strip_prefix("xid-") {
             return number.parse().map(Self::Xid).map_err(|_| unknown());
         }

@@ -137,15 +137,31 @@ impl Xids {
     }
 }
 
+/// The fault in the text of a change of the table.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeError {
+    /// The text has no `=`.
+    #[error("{CHANGE}")]
+    NoEffect,
+    /// The text before the `=` is no number.
+    #[error("{0:?} is no XID: {CHANGE}")]
+    NoXid(String),
+    /// The text after the `=` is no effect.
+    #[error("{0:?} is no effect: {CHANGE}")]
+    UnknownEffect(String),
+}
+
+/// The form of a change, for messages.
+const CHANGE: &str = "expected NUMBER=None, NoSchedule, NoExecute or Ignore, such as 94=NoSchedule";
+
 /// Parses `NUMBER=None|NoSchedule|NoExecute|Ignore`.
 ///
 /// # Errors
-/// Fails with a description of the fault in the text.
-pub fn parse_change(text: &str) -> Result<(u64, Verdict), String> {
-    let wanted = "expected NUMBER=None, NoSchedule, NoExecute or Ignore, such as 94=NoSchedule";
-    let (number, verdict) = text.split_once('=').ok_or(wanted)?;
-    let number = number.parse().map_err(|_| format!("{number:?} is no XID: {wanted}"))?;
-    let verdict = Verdict::parse(verdict).ok_or_else(|| format!("{verdict:?} is no effect: {wanted}"))?;
+/// Fails with [`ChangeError`].
+pub fn parse_change(text: &str) -> Result<(u64, Verdict), ChangeError> {
+    let (number, verdict) = text.split_once('=').ok_or(ChangeError::NoEffect)?;
+    let number = number.parse().map_err(|_| ChangeError::NoXid(number.to_owned()))?;
+    let verdict = Verdict::parse(verdict).ok_or_else(|| ChangeError::UnknownEffect(verdict.to_owned()))?;
     Ok((number, verdict))
 }
 
@@ -180,7 +196,7 @@ mod tests {
     #[case("x=None", "\"x\" is no XID")]
     #[case("79=Never", "\"Never\" is no effect")]
     fn a_change_that_is_not_understood_is_refused(#[case] text: &str, #[case] reason: &str) {
-        let said = parse_change(text).unwrap_err();
+        let said = parse_change(text).unwrap_err().to_string();
         assert!(said.starts_with(reason), "{said}");
     }
 

@@ -26,13 +26,18 @@ impl From<DeviceNumber> for String {
     }
 }
 
-impl TryFrom<String> for DeviceNumber {
-    type Error = String;
+/// The error of a text that is not a device number.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no device number")]
+pub struct NoDeviceNumber(String);
 
-    fn try_from(text: String) -> Result<Self, String> {
+impl TryFrom<String> for DeviceNumber {
+    type Error = NoDeviceNumber;
+
+    fn try_from(text: String) -> Result<Self, NoDeviceNumber> {
         let parsed = text
             .split_once(':')
             .and_then(|(major, minor)| Some(Self { major: major.parse().ok()?, minor: minor.parse().ok()? }));
-        parsed.ok_or_else(|| format!("{text:?} is no device number"))
+        parsed.ok_or(NoDeviceNumber(text))
     }
 }

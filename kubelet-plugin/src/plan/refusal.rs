@@ -2,6 +2,7 @@
 
 use crate::claim::ClaimRef;
 use crate::device_number_reuse::Reach;
+use crate::vfio::NotOffered;
 use aliquot_model::config::TimeSliceInterval;
 use aliquot_model::{DeviceName, GpuUuid, Placement, Quantity};
 
@@ -117,7 +118,7 @@ pub enum Refusal {
         /// The GPU.
         gpu: GpuUuid,
         /// The reason: the condition that is not met.
-        reason: String,
+        reason: NotOffered,
     },
     /// Another claim holds the device, or one that overlaps it.
     #[error(

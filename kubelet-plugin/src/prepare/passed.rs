@@ -7,6 +7,7 @@ use crate::ledger::{Ledger, Passed};
 use crate::plan::Offers;
 use crate::reservation;
 use crate::store::StoreError;
+use crate::vfio::NotOffered;
 use crate::vfio::note::{self, Note};
 use aliquot_model::{DeviceKind, GpuInfo, GpuUuid};
 use aliquot_nvml::{Cause, GpuError, Inventory, Operation, Unreadable};
@@ -71,7 +72,7 @@ impl Node {
             let offer = match note {
                 // The GPU is with vfio-pci already, whatever is switched on by now.
                 Some(note) => Ok(note.passed.device.clone()),
-                None => self.machine.vfio.offer(gpu).map_err(|error| error.to_string()),
+                None => self.machine.vfio.offer(gpu).map_err(NotOffered::from),
             };
             let persistent = match note {
                 Some(note) => note.passed.persistence,
@@ -88,7 +89,7 @@ impl Node {
     /// Returns the passthrough facts of these GPUs.
     pub(super) fn offers_of<'a>(&self, gpus: impl Iterator<Item = &'a GpuInfo>) -> Offers {
         gpus.map(|gpu| {
-            let offer = self.machine.vfio.offer(gpu).map_err(|error| error.to_string());
+            let offer = self.machine.vfio.offer(gpu).map_err(NotOffered::from);
             (gpu.uuid.clone(), offer)
         })
         .collect()

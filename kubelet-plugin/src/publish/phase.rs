@@ -27,11 +27,11 @@ impl Publisher {
             annotation.map(String::as_str),
             self.settings.mode,
         )
-        .unwrap_or_else(|text| {
+        .unwrap_or_else(|error| {
             self.events.node_warning(
                 reasons::MODE_INVALID,
                 format!(
-                    "{} of Node {} is {text:?}, neither controller nor scheduler; {:?} counts",
+                    "{} of Node {} is {error}; {:?} counts",
                     allocation_mode::MODE_KEY,
                     self.settings.node,
                     self.settings.mode

@@ -132,3 +132,14 @@ pub enum VfioError {
     #[error(transparent)]
     Gpu(#[from] GpuError),
 }
+
+/// The reason why no virtual machine can have a GPU: a [`VfioError`] in words, which can be kept and compared.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NotOffered(String);
+
+impl From<VfioError> for NotOffered {
+    fn from(error: VfioError) -> Self {
+        Self(error.to_string())
+    }
+}

@@ -395,7 +395,7 @@ fn a_gpu_on_nvswitches_is_given_away_only_where_somebody_sees_to_its_fabric() {
     let scene = Scene::with(|gpu| gpu.nvswitch = true);
     let mut node = scene.node();
     let reason = |node: &aliquot_kubelet_plugin::prepare::Node| {
-        node.overview().unwrap().0.offers[&Scene::gpu()].clone().unwrap_err()
+        node.overview().unwrap().0.offers[&Scene::gpu()].clone().unwrap_err().to_string()
     };
     assert!(reason(&node).contains("Fabric Manager"), "{}", reason(&node));
     let refused = node.prepare(&only_vm("c-1"), false, now()).unwrap_err().to_string();

@@ -4,7 +4,7 @@ use super::logs::{self, Printed};
 use crate::contract::{Ask, ClaimDir};
 use crate::isolate::{self, HOPELESS, Isolation, Roots};
 use crate::keeper::{End, Seen, Told};
-use crate::limits;
+use crate::limits::{self, NotTaken};
 use crate::processes::{MARK, Process, Table};
 use aliquot_devices::{CharDevice, Majors};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -77,6 +77,19 @@ struct Order {
     ask: Option<Ask>,
 }
 
+/// The reason why a command was not carried out.
+#[derive(Debug, thiserror::Error)]
+enum OrderError {
+    #[error("it did not answer a command within {COMMAND:?}")]
+    Unanswered,
+    #[error("{status}: {said}")]
+    Failed { status: ExitStatus, said: String },
+    #[error(transparent)]
+    NotTaken(#[from] NotTaken),
+    #[error(transparent)]
+    Wait(#[from] io::Error),
+}
+
 impl Processes {
     pub(super) fn new(launcher: Launcher, claim: ClaimDir, group: u32) -> Self {
         let end = End { reason: String::new(), hopeless: false };
@@ -126,12 +139,12 @@ impl Processes {
         let ended = order.child.try_wait();
         let answer = match ended {
             Ok(None) if order.since.elapsed() < COMMAND => return Told::Waiting,
-            Ok(None) => Err(format!("it did not answer a command within {COMMAND:?}")),
+            Ok(None) => Err(OrderError::Unanswered),
             Ok(Some(status)) => order.answer(status),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(error.into()),
         };
         self.drop_order();
-        self.told = answer.map_or_else(Told::Refused, |()| Told::Taken);
+        self.told = answer.map_or_else(|error| Told::Refused(error.to_string()), |()| Told::Taken);
         self.told.clone()
     }
 
@@ -249,13 +262,13 @@ fn how_it_ended(status: ExitStatus, said: &str) -> End {
 }
 
 impl Order {
-    fn answer(&mut self, status: ExitStatus) -> Result<(), String> {
+    fn answer(&mut self, status: ExitStatus) -> Result<(), OrderError> {
         let said = read(self.child.stdout.take());
         if !status.success() {
             let complaint = read(self.child.stderr.take());
-            return Err(format!("{status}: {}{}", said.trim(), complaint.trim()));
+            return Err(OrderError::Failed { status, said: format!("{}{}", said.trim(), complaint.trim()) });
         }
-        self.ask.as_ref().map_or(Ok(()), |ask| limits::check(ask, &said))
+        Ok(self.ask.as_ref().map_or(Ok(()), |ask| limits::check(ask, &said))?)
     }
 }
 

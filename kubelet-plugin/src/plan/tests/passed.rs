@@ -32,14 +32,14 @@ fn a_gpu_for_a_virtual_machine_is_taken_last_and_whole_and_its_facts_are_kept() 
 fn a_gpu_that_no_virtual_machine_can_have_is_refused_with_what_is_missing() {
     let mut world = World::of(vec![h100(0)]);
     let reason = |world: &World, request: &Request| match world.plan(request) {
-        Err(Refusal::NoPassthrough { reason, .. }) => reason,
+        Err(Refusal::NoPassthrough { reason, .. }) => reason.to_string(),
         other => panic!("{other:?}"),
     };
     let plain = request("a", &[("vm", "gpu-0-vfio")]);
     assert!(reason(&world, &plain).contains("--vfio"));
     let uuid = world.gpus[0].uuid.clone();
-    world.offers.insert(uuid.clone(), Err("no IOMMU".into()));
-    assert_eq!(reason(&world, &plain), "no IOMMU");
+    world.offers.insert(uuid.clone(), Err(VfioError::NoVfioPci.into()));
+    assert_eq!(reason(&world, &plain), VfioError::NoVfioPci.to_string());
     world.offers.insert(uuid, Ok(Passthrough::default()));
     assert!(world.plan(&plain).is_ok());
     let mut new = plain;
