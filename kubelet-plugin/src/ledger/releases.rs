@@ -1,7 +1,8 @@
 //! Keeps numbered records of claims that released their hardware, until the controller has acknowledged their
 //! numbers. Pure, except for the ledger's name.
 
-use aliquot_model::usage::{HeldClaim, NodeUsageStatus, Release};
+use aliquot_api::v1alpha1::NodeUsageStatus;
+use aliquot_api::v1alpha1::node_usage::{HeldClaim, Release};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -94,7 +95,7 @@ impl Releases {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use aliquot_model::usage::MicroGpus;
+    use aliquot_model::MicroGpus;
 
     fn held(uid: &str) -> HeldClaim {
         HeldClaim {

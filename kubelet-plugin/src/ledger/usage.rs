@@ -5,7 +5,8 @@
 //! neither lose nor repeat it. It is removed when the controller has acknowledged its number.
 
 use super::{Charge, Ledger, Record, State};
-use aliquot_model::usage::{HeldClaim, NodeUsageSpec};
+use aliquot_api::v1alpha1::NodeUsageSpec;
+use aliquot_api::v1alpha1::node_usage::HeldClaim;
 
 fn held(record: &Record, charge: Charge) -> HeldClaim {
     HeldClaim {
@@ -43,7 +44,7 @@ impl Ledger {
 mod tests {
     use super::*;
     use crate::testing;
-    use aliquot_model::usage::MicroGpus;
+    use aliquot_model::MicroGpus;
 
     fn record(uid: &str, ended: Option<i64>) -> Record {
         Record {
