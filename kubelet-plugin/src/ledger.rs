@@ -34,9 +34,8 @@ pub use device_number::{DeviceNumber, NoDeviceNumber};
 pub use former::{Former, Given};
 pub use lost::{Cause, Ended, Lost, Running};
 pub use newer::NewerRecord;
-pub use passed::Passed;
 pub use place::Place;
-pub use record::{Charge, Device, Held, Limit, Metadata, Partition, Record, Retention, Share, State};
+pub use record::{Charge, Device, Held, Limit, Metadata, Partition, Passed, Record, Retention, Share, State};
 pub use releases::Releases;
 
 use crate::claim::ClaimRef;

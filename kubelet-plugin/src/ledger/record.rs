@@ -1,13 +1,15 @@
 //! Defines the record of a claim, as the checkpoint has it. Pure: it does no I/O.
 
-use super::{DeviceNumber, Passed};
+use super::DeviceNumber;
 use crate::checkpoint::Surplus;
 use crate::claim::{ClaimRef, Consumed, ResultKey};
 use crate::plan::Step;
 use aliquot_model::MicroGpus;
-use aliquot_model::config::{ComputePolicy, FailMode, MpsConfig, TimeSliceInterval};
-use aliquot_model::layout::Holding;
-use aliquot_model::{DeviceKind, DeviceName, DriverCapabilities, GpuUuid, MigUuid, Placement, ProfileName};
+use aliquot_model::config::{ComputePolicy, FailMode, Iommu, MpsConfig, TimeSliceInterval};
+use aliquot_model::layout::{Holding, Passthrough};
+use aliquot_model::{
+    DeviceKind, DeviceName, DriverCapabilities, GpuInfo, GpuUuid, MigUuid, Placement, ProfileName,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -170,6 +172,23 @@ impl Share {
             }
         }
     }
+}
+
+/// The data that is kept of a GPU that a claim gives to a virtual machine, and the container's way to it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Passed {
+    /// The PCI address, such as `0000:17:00.0`.
+    pub address: String,
+    /// The facts of the GPU, as they were while NVIDIA's driver had it.
+    pub info: GpuInfo,
+    /// The facts of the GPU as a PCI device.
+    pub device: Passthrough,
+    /// The interface to the IOMMU.
+    pub iommu: Iommu,
+    /// True if the driver kept the GPU initialised while nothing used it, and is to do so again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub persistence: bool,
 }
 
 /// One allocation result of a claim, as this node holds it.
