@@ -4,10 +4,13 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::codes::{Code, Cu};
-use crate::event::Event;
-use crate::graph::{self, NodeKind};
+use crate::graph;
 use crate::state::State;
-use crate::stream::{NON_BLOCKING, Target, thread_id};
+use crate::state::capture::{Capture, CaptureMark};
+use crate::state::event::Event;
+use crate::state::graph::NodeKind;
+use crate::state::stream::{NON_BLOCKING, Target};
+use crate::thread;
 
 /// `CUstreamCaptureMode`.
 pub(crate) const GLOBAL: i32 = 0;
@@ -24,27 +27,6 @@ pub(crate) fn exchange_mode(mode: i32) -> Cu<i32> {
         return Err(Code::INVALID_VALUE);
     }
     MODE.try_with(|place| place.replace(mode)).map_err(|_| Code::DEINITIALIZED)
-}
-
-/// A capture that has begun and not ended.
-#[derive(Clone, Debug)]
-pub(crate) struct Capture {
-    origin: u64,
-    thread: u64,
-    mode: i32,
-    pub(crate) graph: u64,
-    /// Begun into a graph of the program's own, which is not made or thrown away here.
-    into_own: bool,
-    pub(crate) valid: bool,
-    /// By stream, the nodes that its next work depends on.
-    pub(crate) frontier: BTreeMap<u64, Vec<u64>>,
-}
-
-/// Where an event was recorded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct CaptureMark {
-    capture: u64,
-    nodes: Vec<u64>,
 }
 
 /// Begins a capture on a stream.
@@ -67,7 +49,7 @@ pub(crate) fn begin(state: &mut State, target: Target, mode: i32, into: Option<(
     let id = state.handle();
     let frontier = BTreeMap::from([(target.stream, nodes)]);
     let capture =
-        Capture { origin: target.stream, thread: thread_id(), mode, graph, into_own, valid: true, frontier };
+        Capture { origin: target.stream, thread: thread::id(), mode, graph, into_own, valid: true, frontier };
     state.captures.insert(id, capture);
     if let Some(stream) = state.streams.get_mut(&target.stream) {
         stream.capture = Some(id);
@@ -121,7 +103,7 @@ pub(crate) fn check_unsafe(state: &mut State) -> Cu {
     if state.captures.is_empty() {
         return Ok(());
     }
-    let thread = thread_id();
+    let thread = thread::id();
     let mode = MODE.try_with(Cell::get).unwrap_or(GLOBAL);
     let forbids = |capture: &Capture| match mode {
         RELAXED => false,
@@ -209,7 +191,7 @@ pub(crate) fn end(state: &mut State, target: Target) -> Cu<u64> {
         invalidate(state, id);
         return Err(Code::STREAM_CAPTURE_UNMATCHED);
     }
-    if capture.mode != RELAXED && capture.thread != thread_id() {
+    if capture.mode != RELAXED && capture.thread != thread::id() {
         return Err(Code::STREAM_CAPTURE_WRONG_THREAD);
     }
     state.captures.remove(&id);

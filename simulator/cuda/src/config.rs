@@ -5,6 +5,8 @@
 
 use std::path::Path;
 
+use aliquot_sim_node::compute::Slices;
+
 const MIB: u64 = 1 << 20;
 
 /// Parameters of this process's driver.
@@ -141,6 +143,11 @@ impl Config {
             _ => None,
         };
         done.is_some()
+    }
+
+    /// How contexts take turns on a device, where the administrator has set nothing else.
+    pub(crate) fn slices(&self) -> Slices {
+        Slices { slice_ns: self.scaled(self.slice_ns), switch_ns: self.scaled(self.switch_ns) }
     }
 
     /// A simulated duration as it passes on the wall clock.

@@ -1,12 +1,15 @@
-//! Contexts: what they cost, and what goes with them.
+//! Contexts: making them, and what goes with them when they end.
 
 use aliquot_sim_node::ProcessUse;
 
 use crate::codes::{Code, Cu};
 use crate::device::Device;
 use crate::driver::{Driver, code_of};
-use crate::engine;
 use crate::state::State;
+use crate::state::context::Context;
+use crate::{array, engine, memory, module};
+
+pub(crate) mod overhead;
 
 const MIB: u64 = 1 << 20;
 
@@ -17,68 +20,8 @@ const BYTES_PER_MULTIPROCESSOR: u64 = 4 * MIB;
 const PROHIBITED: u32 = 2;
 const EXCLUSIVE_PROCESS: u32 = 3;
 
-/// `CUlimit` values that take device memory.
-const STACK_SIZE: i32 = 0;
-const PRINTF_FIFO_SIZE: i32 = 1;
-const MALLOC_HEAP_SIZE: i32 = 2;
-const DEV_RUNTIME_SYNC_DEPTH: i32 = 3;
-const DEV_RUNTIME_PENDING_LAUNCH_COUNT: i32 = 4;
-/// `CUlimit` values in all.
-const LIMITS: i32 = 8;
-
 /// Limits of a fresh context.
 const DEFAULT_LIMITS: [u64; 8] = [1024, 7 * MIB, 8 * MIB, 2, 2048, 128, 0, 0];
-
-/// Device memory of each level of nested kernels that wait for each other (NVIDIA's guide tells of about 150 MiB), and
-/// of each launch from the device that may be under way (assumed).
-const DEPTH_BYTES: u64 = 150 * MIB;
-const PENDING_BYTES: u64 = 8 << 10;
-
-/// Multiprocessors hold this many threads at once, each with a stack.
-const RESIDENT_THREADS: u64 = 2048;
-
-/// A context.
-#[derive(Clone, Debug)]
-pub(crate) struct Context {
-    pub(crate) device: usize,
-    pub(crate) flags: u32,
-    pub(crate) primary: bool,
-    pub(crate) alive: bool,
-    /// Number for `cuCtxGetId`.
-    pub(crate) id: u64,
-    /// Device memory that it takes itself, growth included.
-    pub(crate) overhead: u64,
-    limits: [u64; 8],
-    /// Local memory for each resident thread that has been set aside.
-    local_bytes: u64,
-    /// The error after which nothing in it works any more.
-    pub(crate) stuck: Option<Code>,
-    pub(crate) cache_config: i32,
-    pub(crate) shared_config: i32,
-    pub(crate) peers: Vec<u64>,
-}
-
-/// A device's primary context.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Primary {
-    /// The same for every life of it.
-    pub(crate) handle: Option<u64>,
-    pub(crate) active: bool,
-    pub(crate) references: u32,
-    pub(crate) flags: u32,
-}
-
-impl Context {
-    /// Fails with the error that the context is stuck in.
-    pub(crate) fn usable(&self) -> Cu {
-        self.stuck.map_or(Ok(()), Err)
-    }
-
-    pub(crate) fn limit(&self, limit: i32) -> Cu<u64> {
-        let index = usize::try_from(limit).map_err(|_| Code::INVALID_VALUE)?;
-        self.limits.get(index).copied().ok_or(Code::INVALID_VALUE)
-    }
-}
 
 /// Makes a context on a device: takes its memory and a place among the device's tenants.
 ///
@@ -154,9 +97,9 @@ pub(crate) fn destroy(driver: &Driver, state: &mut State, handle: u64) -> Cu {
     state.streams.retain(|_, stream| stream.context != handle);
     state.default_streams.retain(|(context, _), _| *context != handle);
     state.events.retain(|_, event| event.context != handle);
-    crate::module::free_context(state, handle);
-    crate::memory::free_context(driver, state, handle);
-    crate::array::free_context(driver, state, handle);
+    module::free_context(state, handle);
+    memory::free_context(driver, state, handle);
+    array::free_context(driver, state, handle);
     if let Some(context) = state.contexts.get_mut(&handle) {
         context.alive = false;
         context.overhead = 0;
@@ -164,78 +107,6 @@ pub(crate) fn destroy(driver: &Driver, state: &mut State, handle: u64) -> Cu {
     driver.release(device, overhead);
     if let (Some(described), Ok(node)) = (driver.devices().get(device), driver.node()) {
         let _ = node.context_closed(described.pool);
-    }
-    Ok(())
-}
-
-/// Takes more device memory for what a context itself needs.
-pub(crate) fn grow(driver: &Driver, state: &mut State, handle: u64, bytes: u64) -> Cu {
-    let device = state.context(handle)?.device;
-    driver.charge(device, bytes)?;
-    if let Some(context) = state.contexts.get_mut(&handle) {
-        context.overhead += bytes;
-    }
-    Ok(())
-}
-
-/// Gives back some of what a context itself needs.
-pub(crate) fn shrink(driver: &Driver, state: &mut State, handle: u64, bytes: u64) {
-    if let Some(context) = state.contexts.get_mut(&handle).filter(|c| c.alive) {
-        let bytes = bytes.min(context.overhead);
-        context.overhead -= bytes;
-        driver.release(context.device, bytes);
-    }
-}
-
-/// `cuCtxSetLimit`: the stack, the printf buffer, the device heap and what the device runtime needs for nested kernels
-/// live in device memory.
-pub(crate) fn set_limit(driver: &Driver, state: &mut State, handle: u64, limit: i32, value: u64) -> Cu {
-    if !(0..LIMITS).contains(&limit) {
-        return Err(Code::INVALID_VALUE);
-    }
-    let before = state.context(handle)?.limit(limit)?;
-    let unit = match limit {
-        PRINTF_FIFO_SIZE | MALLOC_HEAP_SIZE => 1,
-        // Kernels cannot wait for those that they launch since compute capability 9.0.
-        DEV_RUNTIME_SYNC_DEPTH if capability(driver, state, handle)? >= 9 => {
-            return Err(Code::UNSUPPORTED_LIMIT);
-        }
-        DEV_RUNTIME_SYNC_DEPTH => DEPTH_BYTES,
-        DEV_RUNTIME_PENDING_LAUNCH_COUNT => PENDING_BYTES,
-        _ => 0,
-    };
-    let bytes = value.abs_diff(before).checked_mul(unit).ok_or(Code::INVALID_VALUE)?;
-    match limit {
-        STACK_SIZE => reserve_local(driver, state, handle, value)?,
-        _ if value > before => grow(driver, state, handle, bytes)?,
-        _ => shrink(driver, state, handle, bytes),
-    }
-    let index = usize::try_from(limit).map_err(|_| Code::INVALID_VALUE)?;
-    if let Some(place) = state.contexts.get_mut(&handle).and_then(|c| c.limits.get_mut(index)) {
-        *place = value;
-    }
-    Ok(())
-}
-
-/// Major compute capability of a context's device.
-fn capability(driver: &Driver, state: &State, handle: u64) -> Cu<i32> {
-    let device = state.context(handle)?.device;
-    driver.devices().get(device).map(|device| device.capability().0).ok_or(Code::INVALID_DEVICE)
-}
-
-/// Sets local memory aside for threads that need that much; it never shrinks.
-pub(crate) fn reserve_local(driver: &Driver, state: &mut State, handle: u64, bytes: u64) -> Cu {
-    let context = state.context(handle)?;
-    let more = bytes.saturating_sub(context.local_bytes);
-    if more == 0 {
-        return Ok(());
-    }
-    let threads =
-        driver.devices().get(context.device).map_or(0, |d| u64::from(d.multiprocessors) * RESIDENT_THREADS);
-    let bytes_in_all = more.checked_mul(threads).ok_or(Code::INVALID_VALUE)?;
-    grow(driver, state, handle, bytes_in_all.next_multiple_of(2 * MIB))?;
-    if let Some(context) = state.contexts.get_mut(&handle) {
-        context.local_bytes += more;
     }
     Ok(())
 }

@@ -1,6 +1,5 @@
 //! The process's driver: the node it is on, its devices, and everything that it has made.
 
-use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex, MutexGuard, Once, OnceLock, PoisonError};
 use std::time::Duration;
@@ -10,9 +9,9 @@ use aliquot_sim_node::{DEFAULT_DIR, Node, NodeError};
 use crate::codes::{Code, Cu};
 use crate::config::Config;
 use crate::device::{self, Device};
+use crate::log;
 use crate::mps;
 use crate::state::State;
-use crate::worker;
 
 /// CUDA version that is reported where there is no node to ask.
 const DEFAULT_CUDA_VERSION: i32 = 13_000;
@@ -33,6 +32,9 @@ pub(crate) struct Driver {
     pub(crate) changed: Condvar,
     /// Signalled when the worker has to look again.
     work: Condvar,
+    /// There is work that the driver's threads have to see to.
+    needs_threads: AtomicBool,
+    /// Done when those threads have been started.
     pub(crate) started: Once,
 }
 
@@ -54,6 +56,7 @@ pub(crate) fn get() -> &'static Driver {
             state: Mutex::new(State::default()),
             changed: Condvar::new(),
             work: Condvar::new(),
+            needs_threads: AtomicBool::new(false),
             started: Once::new(),
         }
     })
@@ -64,7 +67,7 @@ extern "C" fn at_exit() {
     driver.exiting.store(true, SeqCst);
     let lost = crate::backing::lost_writes();
     if lost > 0 {
-        crate::entry::note(&format!("{lost} writes to device memory found no room and were lost"));
+        log::note(&format!("{lost} writes to device memory found no room and were lost"));
     }
     if let Some(node) = &driver.node {
         // What the process held is free at once; only a killed process leaves it to be found.
@@ -155,13 +158,19 @@ impl Driver {
         self.exiting.load(SeqCst)
     }
 
-    /// Sees to it that work happens which somebody could notice.
+    /// Sees to it that work happens which somebody could notice. Threads that are not there yet are started when the
+    /// call into the driver ends.
     pub(crate) fn wake_worker(&self, state: &State) {
         if state.engine.needs_thread {
-            worker::start(get());
+            self.needs_threads.store(true, SeqCst);
             self.work.notify_one();
             self.changed.notify_all();
         }
+    }
+
+    /// Whether there has been work that the driver's threads have to see to.
+    pub(crate) fn needs_threads(&self) -> bool {
+        self.needs_threads.load(SeqCst)
     }
 
     /// Sleeps until anything has changed, at the longest for that long.
@@ -200,18 +209,4 @@ impl Driver {
             let _ = node.release(device.pool, bytes);
         }
     }
-}
-
-thread_local! {
-    static CONTEXTS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Works on the calling thread's stack of contexts.
-pub(crate) fn with_stack<R>(work: impl FnOnce(&mut Vec<u64>) -> R) -> Cu<R> {
-    CONTEXTS.try_with(|stack| work(&mut stack.borrow_mut())).map_err(|_| Code::DEINITIALIZED)
-}
-
-/// The calling thread's current context, 0 for none.
-pub(crate) fn current_handle() -> Cu<u64> {
-    with_stack(|stack| stack.last().copied().unwrap_or(0))
 }

@@ -6,191 +6,22 @@
 //! awake while kernels run: [`advance`] carries out everything that has become due, at the instant at which it did, and
 //! is called by whoever looks. A thread is only there for what somebody outside the driver can notice.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-
 use aliquot_sim_node::now_ns;
 
 mod lane;
 mod look;
 
-use lane::slices;
 pub(crate) use lane::{close_lane, open_lane};
 pub(crate) use look::next_look;
 
 use crate::codes::Code;
-use crate::copy::{Bus, Transfer};
 use crate::driver::Driver;
-use crate::event;
-use crate::plan::{Plan, WHOLE};
+use crate::plan::WHOLE;
+use crate::span::Bus;
 use crate::state::State;
-use crate::track::Track;
-
-/// A call into the program.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct HostCall {
-    pub(crate) function: usize,
-    pub(crate) data: u64,
-    /// The stream of `cuStreamAddCallback`, whose functions take it and a status.
-    pub(crate) stream: Option<u64>,
-}
-
-/// What an operation does.
-#[derive(Clone)]
-pub(crate) enum Work {
-    /// Occupies part of the GPU for some of the context's time; may end the context with an error.
-    Kernel {
-        cost_ns: u64,
-        share: u32,
-        fault: Option<Code>,
-    },
-    /// Moves or fills bytes when it is done.
-    Transfer(Box<Transfer>),
-    /// Gives an event its time, unless it was recorded again since.
-    Record {
-        event: u64,
-        generation: u64,
-    },
-    /// Nothing: a point to wait for.
-    Marker,
-    Call(HostCall),
-    /// Writes a word of 4 or 8 bytes.
-    Write {
-        transfer: Box<Transfer>,
-    },
-    /// Waits for a word of 4 or 8 bytes to fulfil a condition.
-    Poll {
-        address: u64,
-        value: u64,
-        wide: bool,
-        condition: u32,
-    },
-    /// The end of a graph's launch.
-    GraphEnd {
-        exec: u64,
-    },
-}
-
-impl Work {
-    /// Can be planned ahead in the context's own time.
-    fn is_planned(&self) -> bool {
-        match self {
-            Self::Kernel { .. } | Self::Record { .. } | Self::Marker | Self::GraphEnd { .. } => true,
-            Self::Transfer(transfer) => transfer.route() == (Bus::Device, Bus::Device),
-            Self::Write { .. } | Self::Call(_) | Self::Poll { .. } => false,
-        }
-    }
-
-    /// Can be noticed without a call into the driver, or must be carried out at its time for another reason.
-    fn is_noticed(&self) -> bool {
-        match self {
-            Self::Transfer(transfer) => transfer.route().1 == Bus::Host,
-            Self::Write { .. } | Self::Call(_) | Self::Poll { .. } => true,
-            Self::Kernel { fault, .. } => fault.is_some(),
-            Self::Record { .. } | Self::Marker | Self::GraphEnd { .. } => false,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Due {
-    /// Something that it waits for is not done.
-    Waiting,
-    /// At this point of its context's own time.
-    Served(u64),
-    /// At this instant.
-    Wall(u64),
-    /// When somebody says so.
-    Told,
-}
-
-struct Operation {
-    context: u64,
-    stream: u64,
-    priority: i32,
-    work: Work,
-    /// What it was enqueued behind and was not done then.
-    after: Vec<u64>,
-    /// Those of them that must still be carried out before it can be planned.
-    missing: usize,
-    /// Operations that wait for this one to be carried out.
-    dependents: Vec<u64>,
-    /// When the last of what it waited for was carried out.
-    ready_ns: u64,
-    due: Due,
-}
-
-/// A context's place among those that share its device.
-struct Lane {
-    device: usize,
-    tenant: usize,
-    track: Track,
-    plan: Plan,
-    due: BTreeSet<(u64, u64)>,
-    /// When each copy engine is free: to the device, from it.
-    copiers: [u64; 2],
-    /// Own time up to which everything has been carried out.
-    settled: u64,
-}
-
-/// All operations of the process.
-#[derive(Default)]
-pub(crate) struct Engine {
-    operations: BTreeMap<u64, Operation>,
-    lanes: BTreeMap<u64, Lane>,
-    on_wall: BTreeSet<(u64, u64)>,
-    told: BTreeSet<u64>,
-    ready_calls: VecDeque<(u64, HostCall)>,
-    /// Outstanding operations by stream, and by context and priority.
-    by_stream: BTreeMap<u64, usize>,
-    by_priority: BTreeMap<(u64, i32), usize>,
-    last: u64,
-    /// Somebody has to be awake for what comes.
-    pub(crate) needs_thread: bool,
-}
-
-impl Engine {
-    /// Whether an operation has been carried out; 0 is none.
-    pub(crate) fn is_done(&self, id: u64) -> bool {
-        !self.operations.contains_key(&id)
-    }
-
-    /// The next function of the program to call.
-    pub(crate) fn next_call(&mut self) -> Option<(u64, HostCall)> {
-        self.ready_calls.pop_front()
-    }
-
-    /// Whether anything of a context is outstanding.
-    pub(crate) fn is_idle(&self, context: u64) -> bool {
-        self.by_priority.range((context, i32::MIN)..=(context, i32::MAX)).next().is_none()
-    }
-
-    /// Outstanding operations of a stream.
-    pub(crate) fn outstanding(&self, stream: u64) -> usize {
-        self.by_stream.get(&stream).copied().unwrap_or(0)
-    }
-
-    fn insert(&mut self, id: u64, operation: Operation) {
-        *self.by_stream.entry(operation.stream).or_insert(0) += 1;
-        *self.by_priority.entry((operation.context, operation.priority)).or_insert(0) += 1;
-        self.operations.insert(id, operation);
-    }
-
-    fn remove(&mut self, id: u64) -> Option<Operation> {
-        let operation = self.operations.remove(&id)?;
-        count_down(&mut self.by_stream, operation.stream);
-        count_down(&mut self.by_priority, (operation.context, operation.priority));
-        Some(operation)
-    }
-}
-
-fn count_down<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) {
-    if let Some(count) = counts.get_mut(&key) {
-        *count -= 1;
-        if *count == 0 {
-            counts.remove(&key);
-        }
-    }
-}
+use crate::state::engine::{Due, Engine, Operation};
+use crate::state::work::Work;
+use crate::{copy, event};
 
 /// Ends all outstanding operations of a context, as its end or its error does.
 fn drop_operations(state: &mut State, context: u64) {
@@ -225,7 +56,7 @@ pub(crate) fn enqueue(
     if work.is_noticed() {
         engine.needs_thread = true;
     }
-    let ahead = planned_ahead(engine, context, &pending).filter(|_| work.is_planned());
+    let ahead = engine.planned_ahead(context, &pending).filter(|_| work.is_planned());
     let operation = Operation {
         context,
         stream,
@@ -239,7 +70,7 @@ pub(crate) fn enqueue(
     };
     engine.insert(id, operation);
     match ahead {
-        Some(earliest) if overtakes(engine, context, priority) => {
+        Some(earliest) if engine.overtakes(context, priority) => {
             schedule_planned(driver, engine, id, earliest);
             replan(driver, state, context);
         }
@@ -259,25 +90,6 @@ pub(crate) fn enqueue(
         }
     }
     id
-}
-
-/// The point of the context's own time by which all of `after` will be done, if that is known already.
-fn planned_ahead(engine: &Engine, context: u64, after: &[u64]) -> Option<u64> {
-    let mut latest = engine.lanes.get(&context)?.track.served();
-    for id in after {
-        let before = engine.operations.get(id)?;
-        match before.due {
-            Due::Served(point) if before.context == context => latest = latest.max(point),
-            _ => return None,
-        }
-    }
-    Some(latest)
-}
-
-/// Whether operations of lower priority are outstanding.
-fn overtakes(engine: &Engine, context: u64, priority: i32) -> bool {
-    priority < i32::MAX
-        && engine.by_priority.range((context, priority + 1)..=(context, i32::MAX)).next().is_some()
 }
 
 /// Plans an operation in its context's own time.
@@ -371,7 +183,7 @@ fn replan(driver: &Driver, state: &mut State, context: u64) {
         let after: Vec<u64> = engine.operations.get(&id).map_or_else(Vec::new, |o| {
             o.after.iter().copied().filter(|before| engine.operations.contains_key(before)).collect()
         });
-        let earliest = planned_ahead(engine, context, &after).unwrap_or(served);
+        let earliest = engine.planned_ahead(context, &after).unwrap_or(served);
         schedule_planned(driver, engine, id, earliest);
     }
 }
@@ -389,7 +201,7 @@ pub(crate) fn settle(driver: &Driver, state: &mut State) -> bool {
     observe(driver, state, now, false);
     poll_words(state, now);
     let mut changed = false;
-    while let Some((wall, id)) = next_due(&state.engine, now) {
+    while let Some((wall, id)) = state.engine.next_due(now) {
         finish_due(driver, state, id, wall);
         changed = true;
     }
@@ -417,7 +229,7 @@ fn observe(driver: &Driver, state: &mut State, now: u64, publish: bool) {
     let Ok(compute) = driver.node().and_then(|n| n.compute().map_err(|_| Code::UNKNOWN)) else { return };
     for (context, lane) in &mut state.engine.lanes {
         let Some(device) = driver.devices().get(lane.device) else { continue };
-        let Some(domain) = compute.domain(device.domain, slices(driver), now) else { continue };
+        let Some(domain) = compute.domain(device.domain, driver.config.slices(), now) else { continue };
         let tenant = domain.tenant(lane.tenant);
         if !compute.is_mine(tenant) {
             lost.push(*context);
@@ -445,28 +257,13 @@ fn observe(driver: &Driver, state: &mut State, now: u64, publish: bool) {
     }
 }
 
-/// What is due first, and when it was.
-fn next_due(engine: &Engine, now: u64) -> Option<(u64, u64)> {
-    let planned = engine.lanes.values().filter_map(|lane| {
-        let (point, id) = lane.due.first()?;
-        // The context may have come to this point long ago and been idle since: nothing is done before it
-        // was asked for.
-        let asked = engine.operations.get(id).map_or(0, |operation| operation.ready_ns);
-        Some((lane.track.wall_at(*point)?.max(asked), *id))
-    });
-    let timed = engine.on_wall.first().copied();
-    planned.chain(timed).filter(|(wall, _)| *wall <= now).min()
-}
-
 /// Looks at the words that streams wait for.
 fn poll_words(state: &mut State, now: u64) {
     let waiting: Vec<u64> = state.engine.told.iter().copied().collect();
     for id in waiting {
         let fulfilled = match state.engine.operations.get(&id).map(|o| &o.work) {
-            Some(Work::Poll { address, value, wide, condition }) => {
-                crate::copy::read_word(state, *address, *wide)
-                    .is_ok_and(|found| meets(found, *value, *wide, *condition))
-            }
+            Some(Work::Poll { address, value, wide, condition }) => copy::read_word(state, *address, *wide)
+                .is_ok_and(|found| meets(found, *value, *wide, *condition)),
             _ => false,
         };
         if fulfilled {
@@ -536,7 +333,7 @@ fn finish(state: &mut State, id: u64, wall: u64) -> Vec<u64> {
     }
     match operation.work {
         Work::Record { event, generation } => event::completed(state, event, generation, wall),
-        Work::GraphEnd { exec } => crate::exec::launch_ended(state, exec),
+        Work::GraphEnd { exec } => state.execs.launch_ended(exec),
         _ => {}
     }
     let mut ready = Vec::new();

@@ -1,12 +1,11 @@
-//! The way into every exported function: what is checked, injected and logged before and after it runs.
+//! The way into every exported function: what is checked and injected before it runs, and after it the threads that its
+//! work needs and the call log.
 
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io::Write as _;
-use std::sync::OnceLock;
 
 use crate::codes::{Code, Cu};
 use crate::driver::{self, Driver};
+use crate::{log, worker};
 
 /// What must be true before a function runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,25 +26,21 @@ pub(crate) fn call(
     body: impl FnOnce(&'static Driver) -> Cu,
 ) -> i32 {
     let driver = driver::get();
-    let result = admit(driver, name, need).and_then(|()| body(driver));
+    let result = admit(driver, name, need).and_then(|()| {
+        let result = body(driver);
+        if driver.needs_threads() {
+            worker::start(driver);
+        }
+        result
+    });
     let code = result.map_or_else(|code| code.0, |()| 0);
-    if let Some(mut log) = log_file() {
-        let mut line = format!("{} {} {name}(", aliquot_sim_node::now_ns(), std::process::id());
+    log::line(|| {
+        let mut line = format!("{name}(");
         arguments(&mut line);
-        let _ = writeln!(line, ") = {code}");
-        // One write per line: lines of several threads and processes stay whole.
-        let _ = log.write_all(line.as_bytes());
-    }
+        let _ = write!(line, ") = {code}");
+        line
+    });
     code
-}
-
-/// A line of the call log that is not a call.
-pub(crate) fn note(text: &str) {
-    if let Some(mut log) = log_file() {
-        let _ = log.write_all(
-            format!("{} {} # {text}\n", aliquot_sim_node::now_ns(), std::process::id()).as_bytes(),
-        );
-    }
 }
 
 /// What a function does that is exported and nothing more.
@@ -73,15 +68,6 @@ fn spin(ns: u64) {
             std::hint::spin_loop();
         }
     }
-}
-
-fn log_file() -> Option<&'static File> {
-    static LOG: OnceLock<Option<File>> = OnceLock::new();
-    LOG.get_or_init(|| {
-        let path = std::env::var_os("ALIQUOT_SIM_CUDA_LOG").filter(|p| !p.is_empty())?;
-        File::options().create(true).append(true).open(path).ok()
-    })
-    .as_ref()
 }
 
 /// Defines exported functions.

@@ -1,16 +1,18 @@
-//! Graphs that can run, and the memory that their allocation nodes take when they do.
+//! Making graphs runnable, running them, and backing their allocation nodes with memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::charge::charge;
 use crate::codes::{Code, Cu};
-use crate::copy::{self, Transfer};
 use crate::driver::Driver;
-use crate::engine::{self, Work};
-use crate::graph::{self, NodeKind};
-use crate::launch;
-use crate::memory::{self, PAGE};
 use crate::state::State;
-use crate::stream::{self, Target};
+use crate::state::exec::{Exec, Step};
+use crate::state::graph::{NodeKind, Set};
+use crate::state::memory::PAGE;
+use crate::state::stream::Target;
+use crate::state::work::Work;
+use crate::transfer::Transfer;
+use crate::{copy, engine, graph, launch, stream};
 
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`.
 pub(crate) const AUTO_FREE: u64 = 1;
@@ -18,71 +20,6 @@ pub(crate) const AUTO_FREE: u64 = 1;
 pub(crate) const UPLOAD: u64 = 2;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH`.
 const DEVICE_LAUNCH: u64 = 4;
-
-#[derive(Clone, Debug)]
-struct Step {
-    /// The node of the graph that it came from.
-    node: u64,
-    kind: NodeKind,
-    /// Steps by position.
-    after: Vec<usize>,
-    enabled: bool,
-}
-
-/// An instantiated graph.
-#[derive(Clone, Debug)]
-pub(crate) struct Exec {
-    context: u64,
-    pub(crate) flags: u64,
-    steps: Vec<Step>,
-    /// The most that its allocations take at a time, by device.
-    footprint: BTreeMap<usize, u64>,
-    /// Whether that memory is reserved.
-    backed: bool,
-    /// Allocated by a launch and not freed yet: address and size.
-    live: BTreeMap<u64, u64>,
-    running: u32,
-    /// What it was instantiated from, for captures of its launches.
-    source: u64,
-    /// The end of its last launch.
-    last: u64,
-    doomed: bool,
-}
-
-/// Memory of graphs on one device.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct GraphMemory {
-    pub(crate) used: u64,
-    pub(crate) used_high: u64,
-    pub(crate) reserved: u64,
-    pub(crate) reserved_high: u64,
-}
-
-/// All of the process.
-#[derive(Default)]
-pub(crate) struct Execs {
-    execs: BTreeMap<u64, Exec>,
-    memory: BTreeMap<usize, GraphMemory>,
-}
-
-impl Execs {
-    pub(crate) fn get(&self, handle: u64) -> Cu<&Exec> {
-        self.execs.get(&handle).filter(|e| !e.doomed).ok_or(Code::INVALID_VALUE)
-    }
-
-    pub(crate) fn memory_of(&self, device: usize) -> GraphMemory {
-        self.memory.get(&device).copied().unwrap_or_default()
-    }
-
-    pub(crate) fn memory_mut(&mut self, device: usize) -> &mut GraphMemory {
-        self.memory.entry(device).or_default()
-    }
-
-    fn step_mut(&mut self, handle: u64, node: u64) -> Cu<&mut Step> {
-        let exec = self.execs.get_mut(&handle).filter(|e| !e.doomed).ok_or(Code::INVALID_VALUE)?;
-        exec.steps.iter_mut().find(|s| s.node == node).ok_or(Code::INVALID_VALUE)
-    }
-}
 
 /// Makes a graph runnable.
 pub(crate) fn instantiate(driver: &Driver, state: &mut State, handle: u64, flags: u64) -> Cu<u64> {
@@ -178,7 +115,7 @@ pub(crate) fn back(driver: &Driver, state: &mut State, handle: u64) -> Cu {
     let footprint = exec.footprint.clone();
     let mut taken = Vec::new();
     for (device, bytes) in &footprint {
-        if let Err(code) = memory::charge(driver, state, *device, *bytes) {
+        if let Err(code) = charge(driver, state, *device, *bytes) {
             taken.into_iter().for_each(|(device, bytes)| driver.release(device, bytes));
             return Err(code);
         }
@@ -228,7 +165,7 @@ pub(crate) fn run(driver: &Driver, state: &mut State, handle: u64, target: Targe
     back(driver, state, handle)?;
     let exec = state.execs.get(handle)?.clone();
     if exec.flags & AUTO_FREE != 0 {
-        exec.live.keys().for_each(|address| freed(state, *address));
+        exec.live.keys().for_each(|address| state.execs.freed(&state.memory, *address));
     }
     let works = exec
         .steps
@@ -299,7 +236,7 @@ fn work_of(driver: &Driver, state: &mut State, exec: &Exec, step: &Step) -> Cu<(
 }
 
 /// What a memset node does.
-pub(crate) fn fill(state: &State, set: &graph::Set) -> Cu<Transfer> {
+pub(crate) fn fill(state: &State, set: &Set) -> Cu<Transfer> {
     if !matches!(set.element, 1 | 2 | 4) {
         return Err(Code::INVALID_VALUE);
     }
@@ -327,44 +264,12 @@ fn launched(state: &mut State, handle: u64, end: u64) {
             _ => {}
         }
     }
-    elsewhere.into_iter().for_each(|address| freed(state, address));
-    count_used(state);
+    elsewhere.into_iter().for_each(|address| state.execs.freed(&state.memory, address));
+    state.execs.count_used(&state.memory);
     for (device, bytes) in used {
         let memory = state.execs.memory_mut(device);
         memory.used_high = memory.used_high.max(memory.used.max(bytes));
     }
-}
-
-/// The last operation of a launch has been carried out.
-pub(crate) fn launch_ended(state: &mut State, handle: u64) {
-    if let Some(exec) = state.execs.execs.get_mut(&handle) {
-        exec.running = exec.running.saturating_sub(1);
-    }
-}
-
-fn count_used(state: &mut State) {
-    let mut used: BTreeMap<usize, u64> = BTreeMap::new();
-    for (address, bytes) in state.execs.execs.values().flat_map(|e| &e.live) {
-        let device = state.memory.at(*address).map_or(0, |range| range.device);
-        *used.entry(device).or_default() += bytes;
-    }
-    for (device, memory) in &mut state.execs.memory {
-        memory.used = used.get(device).copied().unwrap_or(0);
-        memory.used_high = memory.used_high.max(memory.used);
-    }
-}
-
-/// An allocation of a graph was freed, by whatever means.
-pub(crate) fn freed(state: &mut State, address: u64) {
-    for exec in state.execs.execs.values_mut() {
-        exec.live.remove(&address);
-    }
-    count_used(state);
-}
-
-/// Whether a launch has allocated that address and nobody has freed it.
-pub(crate) fn is_live(state: &State, address: u64) -> bool {
-    state.execs.execs.values().any(|e| e.live.contains_key(&address))
 }
 
 /// `cuGraphExecDestroy`: a launch that is under way ends first.

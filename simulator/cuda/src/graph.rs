@@ -1,105 +1,14 @@
-//! Graphs: nodes and what they depend on, before anything runs.
+//! Graphs before anything runs: making, copying and ending them, and the order of their nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::backing::Backing;
 use crate::codes::{Code, Cu};
 use crate::driver::Driver;
-use crate::engine::HostCall;
-use crate::launch::Launch;
-use crate::memory::{self, ALIGN, Kind, PAGE};
 use crate::space;
 use crate::state::State;
-use crate::types::Copy3d;
-
-/// `CUDA_MEMSET_NODE_PARAMS`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Set {
-    pub(crate) target: u64,
-    pub(crate) pitch: u64,
-    pub(crate) value: u32,
-    pub(crate) element: u32,
-    pub(crate) width: u64,
-    pub(crate) height: u64,
-}
-
-/// What a node does.
-#[derive(Clone, Debug)]
-pub(crate) enum NodeKind {
-    Kernel(Launch),
-    Copy(Copy3d),
-    Set(Set),
-    Host(HostCall),
-    /// A copy of another graph.
-    Child(u64),
-    Empty,
-    Wait(u64),
-    Record(u64),
-    Alloc {
-        address: u64,
-        bytes: u64,
-        device: usize,
-    },
-    Free {
-        address: u64,
-    },
-}
-
-impl NodeKind {
-    /// `CUgraphNodeType`.
-    pub(crate) fn number(&self) -> i32 {
-        match self {
-            Self::Kernel(_) => 0,
-            Self::Copy(_) => 1,
-            Self::Set(_) => 2,
-            Self::Host(_) => 3,
-            Self::Child(_) => 4,
-            Self::Empty => 5,
-            Self::Wait(_) => 6,
-            Self::Record(_) => 7,
-            Self::Alloc { .. } => 10,
-            Self::Free { .. } => 11,
-        }
-    }
-}
-
-/// A node.
-#[derive(Clone, Debug)]
-pub(crate) struct Node {
-    pub(crate) graph: u64,
-    pub(crate) kind: NodeKind,
-    pub(crate) after: Vec<u64>,
-    /// The node that it was cloned from.
-    pub(crate) original: Option<u64>,
-}
-
-/// A graph.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Graph {
-    pub(crate) context: u64,
-    /// In the order in which they were added.
-    pub(crate) nodes: Vec<u64>,
-    /// The graph that holds this one as a child.
-    parent: Option<u64>,
-    pub(crate) objects: BTreeMap<u64, u32>,
-}
-
-/// All graphs of the process.
-#[derive(Default)]
-pub(crate) struct Graphs {
-    pub(crate) graphs: BTreeMap<u64, Graph>,
-    pub(crate) nodes: BTreeMap<u64, Node>,
-}
-
-impl Graphs {
-    pub(crate) fn get(&self, handle: u64) -> Cu<&Graph> {
-        self.graphs.get(&handle).ok_or(Code::INVALID_VALUE)
-    }
-
-    pub(crate) fn node(&self, handle: u64) -> Cu<&Node> {
-        self.nodes.get(&handle).ok_or(Code::INVALID_VALUE)
-    }
-}
+use crate::state::graph::{Graph, Node, NodeKind};
+use crate::state::memory::{ALIGN, Kind, PAGE};
 
 /// An empty graph.
 pub(crate) fn create(state: &mut State, context: u64) -> u64 {
@@ -147,7 +56,8 @@ pub(crate) fn reserve_addresses(driver: &Driver, state: &mut State, device: usiz
     }
     let size = bytes.checked_next_multiple_of(PAGE).ok_or(Code::OUT_OF_MEMORY)?;
     let base = space::reserve(size, PAGE.max(ALIGN), false).ok_or(Code::OUT_OF_MEMORY)?;
-    memory::insert_device(driver, state, base, (bytes, device, 0), Kind::Graph);
+    let content = Backing::new(driver.config.backing_bytes);
+    state.memory.insert_device(base, (bytes, device, 0), Kind::Graph, content);
     Ok(base)
 }
 
@@ -227,36 +137,4 @@ pub(crate) fn order(state: &State, graph: u64) -> Cu<Vec<u64>> {
         open = rest;
     }
     Ok(sorted)
-}
-
-/// Objects of the program's own that graphs keep alive.
-#[derive(Default)]
-pub(crate) struct UserObjects {
-    objects: BTreeMap<u64, (u64, usize, u32)>,
-    /// Destructors that are to be called: function and object.
-    pub(crate) ended: Vec<(usize, u64)>,
-}
-
-impl UserObjects {
-    pub(crate) fn insert(&mut self, handle: u64, object: u64, destructor: usize, count: u32) {
-        self.objects.insert(handle, (object, destructor, count));
-    }
-
-    pub(crate) fn retain(&mut self, handle: u64, count: u32) -> Cu {
-        let entry = self.objects.get_mut(&handle).ok_or(Code::INVALID_VALUE)?;
-        entry.2 = entry.2.checked_add(count).ok_or(Code::INVALID_VALUE)?;
-        Ok(())
-    }
-
-    /// Whether the object is known.
-    pub(crate) fn release(&mut self, handle: u64, count: u32) -> bool {
-        let Some(entry) = self.objects.get_mut(&handle) else { return false };
-        entry.2 = entry.2.saturating_sub(count);
-        if entry.2 == 0 {
-            let (object, destructor, _) = *entry;
-            self.objects.remove(&handle);
-            self.ended.push((destructor, object));
-        }
-        true
-    }
 }

@@ -14,12 +14,10 @@ use aliquot_sim_node::Node;
 use crate::backing::Backing;
 use crate::codes::{Code, Cu};
 use crate::driver::{Driver, code_of};
-use crate::memory::{Allocation, Kind};
-use crate::pool;
-use crate::space;
 use crate::state::State;
+use crate::state::memory::{Allocation, Kind, PAGE};
 use crate::types::Bytes;
-use crate::vmm::{self, drop_shared, hold_shared};
+use crate::{pool, shared, space, vmm};
 
 const MAGIC: u64 = 0x3143_5049_5351_4c41;
 const POOL_MAGIC: u64 = 0x314c_4f4f_5051_4c41;
@@ -69,7 +67,7 @@ pub(crate) fn export(driver: &Driver, state: &mut State, address: u64) -> Cu<Byt
         (None, None) => {
             let pool = driver.devices().get(device).ok_or(Code::INVALID_DEVICE)?.pool;
             let id = node.share(pool, charged, 0).map_err(|e| code_of(&e))?;
-            hold_shared(state, id);
+            shared::hold(state, id);
             if let Some(range) = state.memory.at_mut(base) {
                 range.shared = Some(id);
             }
@@ -104,7 +102,7 @@ pub(crate) fn open(driver: &Driver, state: &mut State, context: u64, handle: &By
         0 => Backing::new(driver.config.backing_bytes),
         _ => attach(driver, state, device, id, 0)?,
     };
-    let address = space::reserve(bytes, crate::memory::PAGE, false).ok_or(Code::MAP_FAILED)?;
+    let address = space::reserve(bytes, PAGE, false).ok_or(Code::MAP_FAILED)?;
     insert(state, address, (bytes, device, context), id, content);
     Ok(address)
 }
@@ -154,7 +152,7 @@ pub(crate) fn import_pointer(driver: &Driver, state: &mut State, pool: u64, data
     let [MAGIC, id, offset, bytes, ..] = words_of(&data.0)[..] else { return Err(Code::INVALID_VALUE) };
     let device = state.pools.get(pool)?.device;
     let content = attach(driver, state, device, id, offset)?;
-    let address = space::reserve(bytes, crate::memory::PAGE, false).ok_or(Code::MAP_FAILED)?;
+    let address = space::reserve(bytes, PAGE, false).ok_or(Code::MAP_FAILED)?;
     insert(state, address, (bytes, device, 0), id, content);
     Ok(address)
 }
@@ -163,9 +161,9 @@ pub(crate) fn import_pointer(driver: &Driver, state: &mut State, pool: u64, data
 fn attach(driver: &Driver, state: &mut State, device: usize, id: u64, offset: u64) -> Cu<Backing> {
     let node = driver.node()?;
     let object = node.attach(id).map_err(|_| Code::INVALID_VALUE)?;
-    hold_shared(state, id);
+    shared::hold(state, id);
     if driver.devices().get(device).is_none_or(|d| d.pool != object.pool) {
-        drop_shared(driver, state, id);
+        shared::release(driver, state, id);
         return Err(Code::INVALID_DEVICE);
     }
     let bound = driver.config.backing_bytes;
@@ -205,18 +203,5 @@ pub(crate) fn close(driver: &Driver, state: &mut State, base: u64) -> Cu {
     if state.memory.at(base).ok_or(Code::INVALID_VALUE)?.context == 0 {
         return Err(Code::INVALID_VALUE);
     }
-    forget(driver, state, base)
-}
-
-/// Gives an imported range up.
-pub(crate) fn forget(driver: &Driver, state: &mut State, base: u64) -> Cu {
-    let range = state.memory.at(base).ok_or(Code::INVALID_VALUE)?;
-    let Kind::Imported { shared } = range.kind else { return Err(Code::INVALID_VALUE) };
-    let bytes = range.bytes;
-    state.memory.remove(base);
-    space::unmap(base, bytes);
-    if shared != 0 {
-        drop_shared(driver, state, shared);
-    }
-    Ok(())
+    shared::forget(driver, state, base)
 }

@@ -1,12 +1,12 @@
 //! Launches: from a function and a grid to time on the GPU.
 
 use crate::codes::{Code, Cu};
-use crate::context;
+use crate::context::overhead;
 use crate::driver::Driver;
-use crate::engine::Work;
 use crate::module;
 use crate::plan::WHOLE;
 use crate::state::State;
+use crate::state::work::{Launch, Work};
 
 /// Threads of a block at the most.
 const BLOCK_THREADS: u64 = 1024;
@@ -16,17 +16,6 @@ const RESIDENT_THREADS: u64 = 2048;
 const MAX_DYNAMIC_SHARED: i32 = 8;
 /// Dynamic shared memory that needs no leave.
 const SHARED_BY_DEFAULT: u32 = 48 << 10;
-
-/// A kernel launch as the program describes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Launch {
-    pub(crate) function: u64,
-    pub(crate) grid: [u32; 3],
-    pub(crate) block: [u32; 3],
-    pub(crate) shared: u32,
-    /// First parameter, where a function takes its duration from it.
-    pub(crate) parameter: u64,
-}
 
 /// Checks a launch and takes what it needs on the device; returns what it does there.
 pub(crate) fn prepare(driver: &Driver, state: &mut State, context: u64, launch: &Launch) -> Cu<Work> {
@@ -48,7 +37,7 @@ pub(crate) fn prepare(driver: &Driver, state: &mut State, context: u64, launch: 
         return Err(Code::INVALID_VALUE);
     }
     module::ensure_loaded(driver, state, module, context)?;
-    context::reserve_local(driver, state, context, figures.local)?;
+    overhead::reserve_local(driver, state, context, figures.local)?;
     let device = state.context(context)?.device;
     let multiprocessors = driver.devices().get(device).map_or(1, |d| u64::from(d.multiprocessors.max(1)));
 

@@ -2,20 +2,37 @@
 
 use std::collections::BTreeMap;
 
-use crate::array::Arrays;
-use crate::capture::Capture;
+pub(crate) mod array;
+pub(crate) mod capture;
+pub(crate) mod context;
+pub(crate) mod engine;
+pub(crate) mod event;
+pub(crate) mod exec;
+pub(crate) mod graph;
+pub(crate) mod memory;
+pub(crate) mod module;
+pub(crate) mod pool;
+pub(crate) mod stream;
+pub(crate) mod user_object;
+pub(crate) mod vmm;
+pub(crate) mod work;
+
+use array::Arrays;
+use capture::Capture;
+use context::{Context, Primary};
+use engine::Engine;
+use event::Event;
+use exec::Execs;
+use graph::Graphs;
+use memory::Memory;
+use module::Modules;
+use pool::Pools;
+use stream::Stream;
+use user_object::UserObjects;
+use vmm::Vmm;
+
 use crate::codes::{Code, Cu};
-use crate::context::{Context, Primary};
-use crate::driver;
-use crate::engine::Engine;
-use crate::event::Event;
-use crate::exec::Execs;
-use crate::graph::{Graphs, UserObjects};
-use crate::memory::Memory;
-use crate::module::Modules;
-use crate::pool::Pools;
-use crate::stream::Stream;
-use crate::vmm::Vmm;
+use crate::thread;
 
 /// Handles are numbers that look like pointers and are never followed.
 const FIRST_HANDLE: u64 = 0x5a5a_0000_0000;
@@ -79,7 +96,7 @@ impl State {
     /// # Errors
     /// `INVALID_CONTEXT` without one, `CONTEXT_IS_DESTROYED`, or the error that the context is stuck in.
     pub(crate) fn current(&self) -> Cu<(u64, &Context)> {
-        let handle = driver::current_handle()?;
+        let handle = thread::current_handle()?;
         let context = self.context(handle)?;
         context.usable()?;
         Ok((handle, context))

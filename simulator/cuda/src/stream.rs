@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use aliquot_sim_node::now_ns;
 
-use crate::capture;
 use crate::codes::{Code, Cu};
 use crate::driver::Driver;
-use crate::engine::{self, Work};
-use crate::pool;
+use crate::engine;
+use crate::pool::reclaim;
 use crate::resolver::Flavour;
 use crate::state::State;
+use crate::state::stream::{NON_BLOCKING, Stream, Target};
+use crate::state::work::Work;
+use crate::{capture, thread};
 
-/// `CU_STREAM_NON_BLOCKING`.
-pub(crate) const NON_BLOCKING: u32 = 1;
 /// `CU_STREAM_LEGACY`.
 const LEGACY: u64 = 1;
 /// `CU_STREAM_PER_THREAD`.
@@ -23,30 +23,6 @@ pub(crate) const GREATEST_PRIORITY: i32 = -5;
 
 /// Waits shorter than this are spent awake: sleeping takes longer than that.
 const SPIN_NS: u64 = 80_000;
-
-/// A stream.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Stream {
-    pub(crate) context: u64,
-    pub(crate) flags: u32,
-    pub(crate) priority: i32,
-    /// Number for `cuStreamGetId`.
-    pub(crate) id: u64,
-    /// The last operation that it was given.
-    pub(crate) last: u64,
-    /// The capture that it takes part in.
-    pub(crate) capture: Option<u64>,
-    /// Destroyed by the program while a capture or work still needs it.
-    pub(crate) doomed: bool,
-}
-
-/// What a stream handle means to a calling thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
-    pub(crate) stream: u64,
-    pub(crate) context: u64,
-    pub(crate) legacy: bool,
-}
 
 /// The stream that a handle means; the current context's default stream for the null handle.
 pub(crate) fn resolve(state: &mut State, handle: u64, flavour: Flavour) -> Cu<Target> {
@@ -62,7 +38,7 @@ pub(crate) fn resolve(state: &mut State, handle: u64, flavour: Flavour) -> Cu<Ta
         return Ok(Target { stream: handle, context, legacy: false });
     };
     let (context, _) = state.current()?;
-    let thread = if legacy { 0 } else { thread_id() };
+    let thread = if legacy { 0 } else { thread::id() };
     let stream = match state.default_streams.get(&(context, thread)) {
         Some(stream) => *stream,
         None => {
@@ -72,13 +48,6 @@ pub(crate) fn resolve(state: &mut State, handle: u64, flavour: Flavour) -> Cu<Ta
         }
     };
     Ok(Target { stream, context, legacy })
-}
-
-/// The calling thread.
-pub(crate) fn thread_id() -> u64 {
-    // SAFETY: takes nothing and cannot fail.
-    let id = unsafe { libc::syscall(libc::SYS_gettid) };
-    u64::try_from(id).unwrap_or(1)
 }
 
 /// Makes a stream in a context.
@@ -194,7 +163,7 @@ pub(crate) fn waited(driver: &Driver, context: u64) -> Cu {
     let mut state = driver.lock();
     let entry = state.contexts.get(&context).ok_or(Code::INVALID_CONTEXT)?;
     let (device, usable) = (entry.device, entry.usable());
-    pool::trim_at_wait(driver, &mut state, device);
+    reclaim::trim_at_wait(driver, &mut state, device);
     usable
 }
 

@@ -1,18 +1,19 @@
 //! Memory in two halves: physical memory by handle, addresses by reservation, and the mapping between them.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{FromRawFd, IntoRawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use crate::backing::Backing;
+use crate::charge::charge;
 use crate::codes::{Code, Cu};
 use crate::driver::{Driver, code_of};
-use crate::memory::{Allocation, Kind, PAGE};
-use crate::space;
 use crate::state::State;
+use crate::state::memory::{Allocation, Kind, PAGE};
+use crate::state::vmm::Physical;
 use crate::types::{AllocationProp, Location};
+use crate::{shared, space};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub(crate) const POSIX_FD: i32 = 1;
@@ -22,55 +23,6 @@ const PINNED: i32 = 1;
 const MAGIC: u64 = 0x314d_4d56_5351_4c41;
 /// Where content starts in it.
 const CONTENT: u64 = 4096;
-
-/// Physical memory.
-#[derive(Clone)]
-pub(crate) struct Physical {
-    pub(crate) bytes: u64,
-    /// `None` on the host.
-    pub(crate) device: Option<usize>,
-    pub(crate) prop: AllocationProp,
-    /// Handles given out and not released.
-    references: u32,
-    maps: u32,
-    content: Arc<Backing>,
-    shared: Option<u64>,
-    /// The file that other processes get, once exported.
-    file: Option<Arc<File>>,
-}
-
-/// The process's physical memory and reservations.
-#[derive(Default)]
-pub(crate) struct Vmm {
-    physical: BTreeMap<u64, Physical>,
-    reserved: BTreeMap<u64, u64>,
-    /// Access flags by base of a mapping and device.
-    access: BTreeMap<(u64, i32), i32>,
-    /// How many objects of this process hold one on the node.
-    shared: BTreeMap<u64, u32>,
-}
-
-impl Vmm {
-    pub(crate) fn physical(&self, handle: u64) -> Cu<&Physical> {
-        self.physical.get(&handle).ok_or(Code::INVALID_VALUE)
-    }
-
-    fn reservation_of(&self, start: u64, bytes: u64) -> Cu<u64> {
-        let (&base, &size) = self.reserved.range(..=start).next_back().ok_or(Code::INVALID_VALUE)?;
-        let end = start.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
-        if end <= base + size { Ok(base) } else { Err(Code::INVALID_VALUE) }
-    }
-
-    /// Access of a device to the mapping that starts there.
-    pub(crate) fn access_of(&self, base: u64, device: i32) -> i32 {
-        self.access.get(&(base, device)).copied().unwrap_or(0)
-    }
-
-    /// Whether anything may use the mapping that starts there.
-    pub(crate) fn accessible(&self, base: u64) -> bool {
-        self.access.range((base, i32::MIN)..=(base, i32::MAX)).any(|(_, flags)| *flags != 0)
-    }
-}
 
 /// The device that a location means, `None` for the host.
 pub(crate) fn device_of(driver: &Driver, location: Location) -> Cu<Option<usize>> {
@@ -100,7 +52,7 @@ pub(crate) fn create(driver: &Driver, state: &mut State, bytes: u64, prop: Alloc
         return Err(Code::NOT_SUPPORTED);
     }
     if let Some(device) = device {
-        crate::memory::charge(driver, state, device, bytes)?;
+        charge(driver, state, device, bytes)?;
     }
     let content = Arc::new(Backing::new(driver.config.backing_bytes));
     let physical =
@@ -129,28 +81,10 @@ fn settle(driver: &Driver, state: &mut State, handle: u64) {
     }
     if let Some(physical) = state.vmm.physical.remove(&handle) {
         match (physical.shared, physical.device) {
-            (Some(id), _) => drop_shared(driver, state, id),
+            (Some(id), _) => shared::release(driver, state, id),
             (None, Some(device)) => driver.release(device, physical.bytes),
             (None, None) => {}
         }
-    }
-}
-
-/// Counts one more object of this process that holds `id`.
-pub(crate) fn hold_shared(state: &mut State, id: u64) {
-    *state.vmm.shared.entry(id).or_insert(0) += 1;
-}
-
-/// Stops holding `id` when no object of this process does any more.
-pub(crate) fn drop_shared(driver: &Driver, state: &mut State, id: u64) {
-    let left = state.vmm.shared.get(&id).copied().unwrap_or(1).saturating_sub(1);
-    if left > 0 {
-        state.vmm.shared.insert(id, left);
-        return;
-    }
-    state.vmm.shared.remove(&id);
-    if let Ok(node) = driver.node() {
-        let _ = node.detach(id);
     }
 }
 
@@ -286,7 +220,7 @@ fn share(driver: &Driver, state: &mut State, handle: u64, physical: &Physical) -
     let content = file.try_clone().map_err(|_| Code::OPERATING_SYSTEM)?;
     physical.content.move_to_file(content, CONTENT);
     if id != 0 {
-        hold_shared(state, id);
+        shared::hold(state, id);
     }
     if let Some(place) = state.vmm.physical.get_mut(&handle) {
         place.shared = (id != 0).then_some(id);
@@ -349,7 +283,7 @@ pub(crate) fn import(driver: &Driver, state: &mut State, fd: i32) -> Cu<u64> {
         file: Some(Arc::new(file)),
     };
     if id != 0 {
-        hold_shared(state, id);
+        shared::hold(state, id);
     }
     let handle = state.handle();
     state.vmm.physical.insert(handle, physical);

@@ -7,10 +7,11 @@ use std::time::Duration;
 use aliquot_sim_node::now_ns;
 
 use crate::driver::{self, Driver};
-use crate::engine::{self, HostCall};
 use crate::state::State;
+use crate::state::work::HostCall;
+use crate::{engine, exec};
 
-/// Starts the threads if they are needed.
+/// Starts the threads, unless they have been started.
 pub(crate) fn start(driver: &'static Driver) {
     driver.started.call_once(|| {
         for (name, body) in [("cuda-sim", run as fn()), ("cuda-sim-host", call as fn())] {
@@ -47,7 +48,7 @@ fn run() {
 
 /// Destructors of user objects whose last holder was a graph.
 fn call_ended(driver: &Driver, state: &mut State) {
-    crate::exec::collect(driver, state);
+    exec::collect(driver, state);
     for (function, data) in std::mem::take(&mut state.user_objects.ended) {
         invoke(HostCall { function, data, stream: None });
     }

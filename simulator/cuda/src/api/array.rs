@@ -5,6 +5,7 @@ use crate::codes::{Code, Cu};
 use crate::driver::Driver;
 use crate::entry::api;
 use crate::ffi::{In, Out};
+use crate::shape;
 use crate::types::{
     Array3dDescriptor, Array3dDescriptorV1, ArrayDescriptor, ArrayDescriptorV1, MemoryRequirements,
 };
@@ -30,7 +31,7 @@ fn flat(width: u64, height: u64, format: u32, channels: u32) -> Array3dDescripto
 }
 
 fn requirements(shape: &Array3dDescriptor) -> Cu<MemoryRequirements> {
-    let (size, alignment) = array::requirements(shape)?;
+    let (size, alignment) = shape::requirements(shape)?;
     Ok(MemoryRequirements { size, alignment, ..MemoryRequirements::default() })
 }
 

@@ -1,11 +1,13 @@
 //! Contexts.
 
 use crate::codes::{Code, Cu};
-use crate::context;
-use crate::driver::{Driver, current_handle, with_stack};
+use crate::context::{self, overhead};
+use crate::driver::Driver;
 use crate::entry::api;
 use crate::ffi::{In, Out};
+use crate::state::context::Context;
 use crate::stream;
+use crate::thread::{current_handle, with_stack};
 
 /// Flags of a context that exist.
 const KNOWN_FLAGS: u32 = 0xff;
@@ -96,7 +98,7 @@ fn set_flags(driver: &Driver, device: i32, flags: u32, while_active: bool) -> Cu
     Ok(())
 }
 
-fn change(driver: &Driver, work: impl FnOnce(&mut context::Context)) -> Cu {
+fn change(driver: &Driver, work: impl FnOnce(&mut Context)) -> Cu {
     let mut state = driver.lock();
     let (handle, _) = state.current()?;
     state.contexts.get_mut(&handle).map(work).ok_or(Code::INVALID_CONTEXT)
@@ -257,7 +259,7 @@ api! { (driver, flavour)
     Init fn cuCtxSetLimit(limit: i32, value: u64) {
         let mut state = driver.lock();
         let (handle, _) = state.current()?;
-        context::set_limit(driver, &mut state, handle, limit, value)
+        overhead::set_limit(driver, &mut state, handle, limit, value)
     }
 
     Init fn cuCtxGetCacheConfig(config: Out<i32>) {

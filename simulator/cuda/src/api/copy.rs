@@ -2,16 +2,19 @@
 
 use crate::capture;
 use crate::codes::{Code, Cu};
-use crate::copy::{self, Bus};
+use crate::copy;
 use crate::driver::Driver;
-use crate::engine::Work;
 use crate::entry::api;
 use crate::ffi::In;
-use crate::graph::{NodeKind, Set};
-use crate::memory::{self, Kind};
+use crate::memory;
 use crate::resolver::Flavour;
+use crate::span::Bus;
 use crate::state::State;
-use crate::stream::{self, Target};
+use crate::state::graph::{NodeKind, Set};
+use crate::state::memory::Kind;
+use crate::state::stream::Target;
+use crate::state::work::Work;
+use crate::stream;
 use crate::types::{Copy2d, Copy3d, Side2d, Side3d};
 
 const HOST: u32 = 1;

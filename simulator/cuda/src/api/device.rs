@@ -138,7 +138,7 @@ api! { (driver, flavour)
     Init fn cuDeviceGetTexture1DLinearMaxWidth(elements: Out<u64>, format: u32, channels: u32, device: i32) {
         driver.device(device)?;
         let shape = crate::types::Array3dDescriptor { width: 1, format, channels, ..Default::default() };
-        elements.put((1 << 31) / crate::array::element_bytes(&shape)?.max(1))
+        elements.put((1 << 31) / crate::shape::element_bytes(&shape)?.max(1))
     }
 
     Init fn cuDeviceGetExecAffinitySupport(value: Out<i32>, kind: i32, device: i32) {

@@ -3,12 +3,14 @@
 use crate::capture;
 use crate::codes::{Code, Cu};
 use crate::driver::Driver;
-use crate::engine::{self, Work};
+use crate::engine;
 use crate::entry::api;
-use crate::event::{self, DISABLE_TIMING, Event, INTERPROCESS};
+use crate::event;
 use crate::ffi::Out;
-use crate::graph::NodeKind;
 use crate::resolver::Flavour;
+use crate::state::event::{DISABLE_TIMING, Event, INTERPROCESS};
+use crate::state::graph::NodeKind;
+use crate::state::work::Work;
 use crate::stream;
 
 /// `CU_EVENT_RECORD_EXTERNAL`.

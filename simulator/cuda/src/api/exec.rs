@@ -4,12 +4,12 @@ use super::graph::{KernelParams, KernelParams2};
 use crate::capture;
 use crate::codes::{Code, Cu};
 use crate::driver::Driver;
-use crate::engine::{HostCall, Work};
 use crate::entry::api;
 use crate::exec;
 use crate::ffi::{In, Out};
-use crate::graph::{NodeKind, Set};
 use crate::resolver::Flavour;
+use crate::state::graph::{NodeKind, Set};
+use crate::state::work::{HostCall, Work};
 use crate::stream;
 use crate::types::Copy3d;
 

@@ -2,12 +2,12 @@
 
 use crate::codes::{Code, Cu};
 use crate::driver::Driver;
-use crate::engine::HostCall;
 use crate::entry::api;
 use crate::ffi::{In, Out};
-use crate::graph::{self, NodeKind, Set};
-use crate::launch::Launch;
+use crate::graph;
 use crate::state::State;
+use crate::state::graph::{NodeKind, Set};
+use crate::state::work::{HostCall, Launch};
 use crate::types::{Copy3d, PoolProps};
 use crate::vmm;
 

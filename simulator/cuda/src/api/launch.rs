@@ -5,10 +5,11 @@ use crate::codes::{Code, Cu};
 use crate::driver::Driver;
 use crate::entry::api;
 use crate::ffi::In;
-use crate::graph::NodeKind;
-use crate::launch::{self, Launch};
+use crate::launch;
 use crate::resolver::Flavour;
 use crate::state::State;
+use crate::state::graph::NodeKind;
+use crate::state::work::Launch;
 use crate::stream;
 
 /// `CUlaunchConfig`.

@@ -5,9 +5,10 @@ use crate::codes::{Code, Cu};
 use crate::driver::Driver;
 use crate::entry::api;
 use crate::ffi::{In, Out};
-use crate::memory::{self, Allocation, Kind};
+use crate::memory;
 use crate::space;
 use crate::state::State;
+use crate::state::memory::{Allocation, Kind};
 use crate::stream;
 use crate::types::Location;
 
@@ -68,7 +69,7 @@ fn allocate_host(driver: &Driver, bytes: u64, flags: u32) -> Cu<u64> {
         return Err(Code::INVALID_VALUE);
     }
     let base = space::host_memory(bytes).ok_or(Code::OUT_OF_MEMORY)?;
-    memory::insert_host(&mut state, base, (bytes, device, context), Kind::Host { flags, owned: true });
+    state.memory.insert_host(base, (bytes, device, context), Kind::Host { flags, owned: true });
     Ok(base)
 }
 
@@ -82,7 +83,7 @@ fn register(driver: &Driver, address: u64, bytes: u64, flags: u32) -> Cu {
     if state.memory.overlaps(address, bytes) {
         return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
     }
-    memory::insert_host(&mut state, address, (bytes, device, context), Kind::Host { flags, owned: false });
+    state.memory.insert_host(address, (bytes, device, context), Kind::Host { flags, owned: false });
     Ok(())
 }
 

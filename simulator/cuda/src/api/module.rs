@@ -5,7 +5,8 @@ use crate::codes::{Code, Cu};
 use crate::driver::Driver;
 use crate::entry::api;
 use crate::ffi::{Out, Text};
-use crate::module::{self, Image};
+use crate::image::Image;
+use crate::module;
 
 fn load(driver: &Driver, handle: Out<u64>, image: Image) -> Cu {
     handle.check()?;

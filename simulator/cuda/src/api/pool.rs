@@ -2,14 +2,18 @@
 
 use crate::codes::{Code, Cu};
 use crate::driver::Driver;
-use crate::engine::{self, Work};
+use crate::engine;
 use crate::entry::api;
 use crate::ffi::{In, Out};
-use crate::graph::{self, NodeKind};
-use crate::memory::{self, Kind};
+use crate::graph;
+use crate::memory;
+use crate::pool::{self, reclaim};
 use crate::resolver::Flavour;
+use crate::state::graph::NodeKind;
+use crate::state::memory::Kind;
+use crate::state::work::Work;
 use crate::types::{AccessDesc, Location, PoolProps};
-use crate::{capture, pool, stream, vmm};
+use crate::{capture, stream, vmm};
 
 fn allocate(driver: &Driver, from: Option<u64>, bytes: u64, handle: u64, flavour: Flavour) -> Cu<u64> {
     let mut state = driver.lock();
@@ -41,7 +45,7 @@ fn free(driver: &Driver, address: u64, handle: u64, flavour: Flavour) -> Cu {
     match kind {
         Kind::Pool { .. } => {
             let operation = stream::submit(driver, &mut state, target, &[], Work::Marker);
-            pool::free_async(driver, &mut state, address, target.stream, operation)
+            reclaim::free_async(driver, &mut state, address, target.stream, operation)
         }
         Kind::Graph => memory::free(driver, &mut state, address),
         // Memory of cuMemAlloc goes when the stream gets there; the caller waits for it here.
@@ -93,21 +97,21 @@ api! { (driver, flavour)
         let mut state = driver.lock();
         engine::advance(driver, &mut state);
         state.pools.get(pool)?;
-        pool::trim(driver, &mut state, pool, keep);
+        reclaim::trim(driver, &mut state, pool, keep);
         Ok(())
     }
 
     Init fn cuMemPoolGetAttribute(pool: u64, attribute: i32, value: Out<u64>) {
         let mut state = driver.lock();
         engine::advance(driver, &mut state);
-        pool::refresh(driver, &mut state, pool);
-        let (found, int) = pool::attribute(state.pools.get(pool)?, attribute)?;
+        reclaim::refresh(driver, &mut state, pool);
+        let (found, int) = state.pools.get(pool)?.attribute(attribute)?;
         if int { Out::at(value.address()).put(i32::try_from(found).unwrap_or(i32::MAX)) } else { value.put(found) }
     }
 
     Init fn cuMemPoolSetAttribute(pool: u64, attribute: i32, value: In<u64>) {
         let mut state = driver.lock();
-        pool::set_attribute(state.pools.get_mut(pool)?, attribute, |int| {
+        state.pools.get_mut(pool)?.set_attribute(attribute, |int| {
             if int { In::<u32>::at(value.address()).get().map(u64::from) } else { value.get() }
         })
     }

@@ -2,15 +2,19 @@
 
 use crate::capture;
 use crate::codes::{Code, Cu};
-use crate::copy::{self, Span, Transfer};
+use crate::copy;
 use crate::driver::Driver;
-use crate::engine::{HostCall, Work};
 use crate::entry::api;
 use crate::ffi::{In, Out};
-use crate::graph::NodeKind;
 use crate::resolver::Flavour;
+use crate::span::Span;
 use crate::state::State;
-use crate::stream::{self, NON_BLOCKING, Stream, Target};
+use crate::state::graph::NodeKind;
+use crate::state::memory::Kind;
+use crate::state::stream::{NON_BLOCKING, Stream, Target};
+use crate::state::work::{HostCall, Work};
+use crate::stream;
+use crate::transfer::Transfer;
 
 /// `CU_STREAM_WAIT_VALUE_FLUSH`.
 const FLUSH: u32 = 1 << 30;
@@ -219,7 +223,7 @@ api! { (driver, flavour)
 
     Init fn cuStreamAttachMemAsync | cuStreamAttachMemAsync_ptsz(handle: u64, pointer: u64, bytes: u64, flags: u32) {
         let state = driver.lock();
-        let managed = state.memory.find(pointer).is_some_and(|(_, r)| matches!(r.kind, crate::memory::Kind::Managed { .. }));
+        let managed = state.memory.find(pointer).is_some_and(|(_, r)| matches!(r.kind, Kind::Managed { .. }));
         if managed { Ok(()) } else { Err(Code::INVALID_VALUE) }
     }
 

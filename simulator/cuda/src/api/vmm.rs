@@ -3,7 +3,7 @@
 use crate::codes::{Code, Cu};
 use crate::entry::api;
 use crate::ffi::{In, Out};
-use crate::memory::PAGE;
+use crate::state::memory::PAGE;
 use crate::types::{AccessDesc, AllocationProp, Location};
 use crate::vmm;
 

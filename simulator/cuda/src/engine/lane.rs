@@ -5,21 +5,17 @@ use std::collections::BTreeSet;
 use aliquot_sim_node::compute::Slices;
 use aliquot_sim_node::now_ns;
 
-use super::{Lane, drop_operations};
+use super::drop_operations;
 use crate::codes::{Code, Cu};
 use crate::driver::Driver;
 use crate::plan::Plan;
 use crate::state::State;
+use crate::state::engine::Lane;
 use crate::track::Track;
-
-pub(super) fn slices(driver: &Driver) -> Slices {
-    let config = &driver.config;
-    Slices { slice_ns: config.scaled(config.slice_ns), switch_ns: config.scaled(config.switch_ns) }
-}
 
 /// The same under the administrator's time-slice setting; what its steps are in milliseconds is assumed.
 fn administered(driver: &Driver, device: usize) -> Slices {
-    let usual = slices(driver);
+    let usual = driver.config.slices();
     let gpu = driver.devices().get(device).map(|d| d.gpu.index);
     let setting = gpu.and_then(|gpu| driver.node().ok()?.settings(gpu).ok()).map_or(0, |s| s.timeslice);
     let slice_ns = match setting {
@@ -57,7 +53,7 @@ pub(crate) fn close_lane(driver: &Driver, state: &mut State, context: u64) {
     let Some(key) = driver.devices().get(lane.device).map(|d| d.domain) else { return };
     if let Ok(compute) = driver.node().and_then(|n| n.compute().map_err(|_| Code::UNKNOWN)) {
         let now = now_ns();
-        if let Some(domain) = compute.domain(key, slices(driver), now) {
+        if let Some(domain) = compute.domain(key, driver.config.slices(), now) {
             domain.advance(now);
             if compute.is_mine(domain.tenant(lane.tenant)) {
                 domain.leave(lane.tenant);

@@ -2,10 +2,9 @@
 
 use aliquot_sim_node::now_ns;
 
-use super::Due;
-use super::lane::slices;
 use crate::driver::Driver;
 use crate::state::State;
+use crate::state::engine::Due;
 
 /// Longest sleep of a waiter; guards against everything that cannot be foreseen.
 const LONGEST_SLEEP_NS: u64 = 200_000_000;
@@ -48,7 +47,7 @@ fn foresee(driver: &Driver, state: &State, id: u64) -> Option<u64> {
                 }
                 let key = driver.devices().get(lane.device)?.domain;
                 let compute = driver.node().ok()?.compute().ok()?;
-                let domain = compute.domain(key, slices(driver), now_ns())?;
+                let domain = compute.domain(key, driver.config.slices(), now_ns())?;
                 return domain.predict(lane.tenant, point, LONGEST_SLEEP_NS);
             }
             Due::Waiting => {
