@@ -3,14 +3,12 @@
 //! Bytes are charged before the driver is asked for them. Where a container has several shares of one GPU, it
 //! may use what they hold together: a charge fills them in order, a release empties them in reverse.
 
+use crate::code::OUT_OF_MEMORY;
 use crate::config;
 use crate::device::{self, Device};
-use crate::share::{Kind, Refusal, Share};
+use crate::share::{Kind, Refusal, Share, keep_note};
 use crate::{captures, compute, contexts, graphs, linear, pools, shared, sys, vmm};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-/// `CUDA_ERROR_OUT_OF_MEMORY`
-pub(crate) const OUT_OF_MEMORY: i32 = 2;
 
 /// The longest time that a call waits for memory of dead processes, in milliseconds of its own clock,
 /// whatever the region says.
@@ -218,6 +216,14 @@ fn see(shares: impl Iterator<Item = &'static Share>, free: u64, total: u64) -> S
     }
     let total = total.min(limit);
     Seen { total, free: total.saturating_sub(used).min(free), used: used.min(total) }
+}
+
+/// Notes audit bits about the whole process, for the node agent.
+pub(crate) fn note_in_all(bits: u64) {
+    keep_note(bits);
+    for share in config::shares() {
+        share.note(bits);
+    }
 }
 
 /// Notes audit bits on all shares of a device, for the node agent.

@@ -3,10 +3,11 @@
 //! Only the driver knows which other streams take part: a stream joins by an event. So as long as any capture
 //! is open, the driver is asked about the stream of each launch and allocation.
 
+use crate::code::REFUSED;
 use crate::compute::PER_THREAD;
 use crate::lock::Mutex;
 use crate::map::Map;
-use crate::state::{self, Mode, REFUSED};
+use crate::state::{self, Mode};
 use crate::{compute, real, sys};
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};

@@ -13,11 +13,12 @@ pub(crate) use several::launch_on_many;
 
 use crate::account;
 use crate::captures;
+use crate::code::REFUSED;
 use crate::config;
 use crate::device::{self, Device};
 use crate::lock::Mutex;
 use crate::share::Share;
-use crate::state::{self, Mode, REFUSED};
+use crate::state::{self, Mode};
 use crate::sys;
 use aliquot_quota::lease::Purse;
 use aliquot_quota::meter::{EVENTS, Launch, Meter};

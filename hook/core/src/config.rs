@@ -5,7 +5,8 @@
 
 use crate::env;
 use crate::log::Text;
-use crate::share::{Path, Share};
+use crate::path::Path;
+use crate::share::Share;
 use crate::sys::{ENOENT, File};
 use core::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Release};
 

@@ -9,13 +9,14 @@ mod limits;
 
 pub(crate) use limits::set as set_limit;
 
-use crate::account::{self, OUT_OF_MEMORY};
+use crate::account;
+use crate::code::{OUT_OF_MEMORY, REFUSED};
 use crate::config;
 use crate::device::{self, Device};
 use crate::lock::Mutex;
 use crate::map::Map;
 use crate::share::own_identity;
-use crate::state::{self, Mode, REFUSED};
+use crate::state::{self, Mode};
 use crate::{captures, compute, linear, log, nvml, real, sys};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};

@@ -131,7 +131,7 @@ fn digits(uuid: &str) -> &str {
 
 fn is_under_mps() -> bool {
     let folder = crate::env::get(b"CUDA_MPS_PIPE_DIRECTORY").unwrap_or(b"/tmp/nvidia-mps");
-    let mut path = crate::share::Path::new();
+    let mut path = crate::path::Path::new();
     path.push(folder);
     path.push(b"/control");
     // Opening a pipe can block, so only its existence is asked.

@@ -21,7 +21,6 @@ use query::*;
 use start::*;
 use vmm::*;
 
-use crate::state::REFUSED;
 use crate::table::{COUNT, hook_table};
 use core::ffi::c_void;
 
@@ -47,19 +46,4 @@ pub(crate) const ALL: *const *const c_void = (&raw const ENTRIES).cast();
 /// Returns the entry of a row.
 pub(crate) fn address(row: usize) -> *mut c_void {
     ENTRIES.get(row).map_or(core::ptr::null_mut(), |entry| entry.0.cast_mut())
-}
-
-extern "C" fn refuse() -> i32 {
-    REFUSED
-}
-
-/// Returns an entry that only answers that CUDA is refused.
-pub(crate) fn refusing() -> *mut c_void {
-    refuse as *mut c_void
-}
-
-/// Returns true if a symbol tells about the driver and its errors, and so works even where CUDA is refused.
-pub(crate) fn tells(name: &[u8]) -> bool {
-    [b"cuDriverGetVersion".as_slice(), b"cuGetErrorName", b"cuGetErrorString", b"cuGetProcAddress"]
-        .contains(&name)
 }

@@ -6,12 +6,13 @@
 
 use crate::account;
 use crate::captures;
+use crate::code::{OUT_OF_MEMORY, REFUSED};
 use crate::device::{self, Device};
 use crate::lock::Mutex;
 use crate::map::Map;
 use crate::pages::SLAB;
 use crate::real::{self, call};
-use crate::state::{self, Mode, REFUSED};
+use crate::state::{self, Mode};
 use crate::sys;
 use aliquot_quota::region::audit;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -185,7 +186,7 @@ pub(crate) fn destroy(exec: u64, driver: impl Fn() -> i32) -> i32 {
 /// timed or charged meanwhile.
 pub(crate) fn retried(exec: u64, run: impl Fn() -> i32) -> i32 {
     let code = run();
-    if code != account::OUT_OF_MEMORY || state::mode() != Mode::Limited {
+    if code != OUT_OF_MEMORY || state::mode() != Mode::Limited {
         return code;
     }
     let known = BOOK.lock().execs.get(exec);

@@ -22,6 +22,7 @@
 mod account;
 mod arrays;
 mod captures;
+mod code;
 mod compute;
 mod config;
 mod contexts;
@@ -35,6 +36,7 @@ mod log;
 mod map;
 mod nvml;
 mod pages;
+mod path;
 mod pools;
 mod real;
 mod resolver;
@@ -76,7 +78,7 @@ unsafe extern "C" fn row(hook: u32, found: *mut c_void) -> *mut c_void {
     let known = table::Hook::of(hook as usize).map_or(core::ptr::null_mut(), real::function);
     if !known.is_null() && known != found {
         // A second copy of the vendor's library: its handles mean nothing to the first one.
-        return entries::refusing();
+        return resolver::refusing();
     }
     entries::address(hook as usize)
 }
@@ -91,7 +93,7 @@ unsafe extern "C" fn other(name: *const c_char, found: *mut c_void) -> *mut c_vo
 unsafe extern "C" fn opened(flags: c_int) {
     const RTLD_DEEPBIND: c_int = 8;
     if flags & RTLD_DEEPBIND != 0 {
-        share::note_in_all(aliquot_quota::region::audit::DEEPBIND);
+        account::note_in_all(aliquot_quota::region::audit::DEEPBIND);
     }
 }
 

@@ -1,7 +1,8 @@
 //! Linear, pitched and managed memory, arrays, and the one list of all allocations by address.
 
-use crate::account::{self, OUT_OF_MEMORY};
+use crate::account;
 use crate::captures;
+use crate::code::{OUT_OF_MEMORY, REFUSED};
 use crate::device::{self, Device};
 use crate::lock::Mutex;
 use crate::map::{Full, Map};
@@ -10,7 +11,7 @@ use crate::pools;
 use crate::real::{self, call};
 use crate::share::Kind;
 use crate::shared::{self, Side};
-use crate::state::{self, Mode, REFUSED};
+use crate::state::{self, Mode};
 use aliquot_quota::region::audit;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 

@@ -6,8 +6,9 @@
 //! shrink at synchronisations that the limiter does not see, so they are read again before anything is
 //! refused and before anybody is told how much is free.
 
-use crate::account::{self, OUT_OF_MEMORY};
+use crate::account;
 use crate::captures;
+use crate::code::{OUT_OF_MEMORY, REFUSED};
 use crate::device::{self, Device};
 use crate::linear::{self, Gate, gate};
 use crate::lock::Mutex;
@@ -15,7 +16,7 @@ use crate::map::{Full, Map};
 use crate::pages::SLAB;
 use crate::real::{self, call};
 use crate::shared::{self, Side};
-use crate::state::{self, Mode, REFUSED};
+use crate::state::{self, Mode};
 use aliquot_quota::region::audit;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 

@@ -8,7 +8,8 @@
 //! answered as an older driver would, because a function that the limiter does not know would allocate past
 //! it.
 
-use crate::entries;
+use crate::account;
+use crate::code::REFUSED;
 use crate::log;
 use crate::real;
 use crate::state::{self, Mode};
@@ -91,7 +92,7 @@ pub(crate) fn judge(
 ///
 /// # Safety
 /// The driver has accepted the pointers in a call of `cuGetProcAddress` that answered `code`; `status` may be
-/// null. `ask` makes that call for another version.
+/// null. `ask` makes that call for another version; `entry` returns the entry of a row.
 pub(crate) unsafe fn answer(
     code: i32,
     name: *const c_char,
@@ -99,6 +100,7 @@ pub(crate) unsafe fn answer(
     (version, flags): (i32, u64),
     status: *mut i32,
     ask: impl Fn(u32) -> usize,
+    entry: impl Fn(usize) -> *mut c_void,
 ) -> i32 {
     if code != 0 || name.is_null() || function.is_null() {
         return code;
@@ -115,8 +117,8 @@ pub(crate) unsafe fn answer(
     match state::mode() {
         Mode::Unlimited => return code,
         Mode::Failed => {
-            if !entries::tells(name) {
-                put(entries::refusing());
+            if !tells(name) {
+                put(refusing());
             }
             return code;
         }
@@ -127,7 +129,7 @@ pub(crate) unsafe fn answer(
     match judge(name, version, flags, found as usize, exported, ask) {
         Verdict::Pass => code,
         Verdict::Entry(row) => {
-            put(entries::address(row));
+            put(entry(row));
             code
         }
         Verdict::Deny(why) => {
@@ -147,7 +149,7 @@ pub(crate) unsafe fn answer(
 pub(crate) fn other(name: &[u8], found: *mut c_void) -> *mut c_void {
     match state::mode() {
         Mode::Unlimited => found,
-        Mode::Failed if is_cuda(name) && !entries::tells(name) => entries::refusing(),
+        Mode::Failed if is_cuda(name) && !tells(name) => refusing(),
         Mode::Failed => found,
         Mode::Limited if looks_hooked(name) => {
             doubt(name, 0);
@@ -157,12 +159,27 @@ pub(crate) fn other(name: &[u8], found: *mut c_void) -> *mut c_void {
     }
 }
 
+extern "C" fn refuse() -> i32 {
+    REFUSED
+}
+
+/// Returns an entry that only answers that CUDA is refused.
+pub(crate) fn refusing() -> *mut c_void {
+    refuse as *mut c_void
+}
+
+/// Returns true if a symbol tells about the driver and its errors, and so works even where CUDA is refused.
+fn tells(name: &[u8]) -> bool {
+    [b"cuDriverGetVersion".as_slice(), b"cuGetErrorName", b"cuGetErrorString", b"cuGetProcAddress"]
+        .contains(&name)
+}
+
 fn is_cuda(name: &[u8]) -> bool {
     name.starts_with(b"cu") && name.get(2).is_some_and(u8::is_ascii_uppercase)
 }
 
 fn doubt(name: &[u8], version: u32) {
-    crate::share::note_in_all(audit::RESOLVER);
+    account::note_in_all(audit::RESOLVER);
     let mut text: log::Text<80> = log::Text::new();
     text.push(name);
     log::note(format_args!(

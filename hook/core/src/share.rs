@@ -14,16 +14,20 @@ mod floor;
 mod leases;
 mod left;
 mod measured;
+mod notes;
 mod seat;
 mod shared;
+mod slot;
 mod terms;
 
 pub(crate) use bytes::{Kind, Refusal};
 pub(crate) use files::pid_namespace;
 pub(crate) use measured::{Page, own_identity};
+pub(crate) use notes::keep as keep_note;
 
 use crate::lock::Mutex;
 use crate::log::Text;
+use crate::path::Path;
 use crate::sys;
 use aliquot_quota::own::Own;
 use aliquot_quota::region::{Region, SlotState};
@@ -33,20 +37,6 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 use files::{map_region, open_region, read_quota};
 use seat::Seat;
-
-/// The bits noted for every share, kept for shares that are not mapped yet.
-static NOTES: AtomicU64 = AtomicU64::new(0);
-
-/// Notes audit bits about the whole process, for the node agent.
-pub(crate) fn note_in_all(bits: u64) {
-    NOTES.fetch_or(bits, Relaxed);
-    for share in crate::config::shares() {
-        share.note(bits);
-    }
-}
-
-/// A path of the limiter's own files.
-pub(crate) type Path = Text<512>;
 
 /// One share.
 pub(crate) struct Share {

@@ -3,14 +3,11 @@
 //! The word that holds the mode is on a page that reads as zero in forked children, so a child never believes
 //! what its parent found out, however it was forked.
 
+use crate::code::REFUSED;
 use crate::sys;
 use crate::{account, config, log};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32};
-
-/// `CUDA_ERROR_SYSTEM_NOT_READY`: the answer of every driver entry where the limiter cannot work. Frameworks
-/// report it; if a device were missing, they would use the processor without a word.
-pub(crate) const REFUSED: i32 = 802;
 
 const UNKNOWN: u32 = 0;
 const LIMITED: u32 = 1;

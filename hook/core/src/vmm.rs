@@ -1,13 +1,14 @@
 //! Physical memory handles and their mappings. The driver keeps the memory until the last handle is released
 //! and the last mapping is gone, whichever comes later; so does the charge.
 
-use crate::account::{self, OUT_OF_MEMORY};
+use crate::account;
+use crate::code::{OUT_OF_MEMORY, REFUSED};
 use crate::device::Device;
 use crate::lock::Mutex;
 use crate::map::Map;
 use crate::real;
 use crate::shared::{self, Side};
-use crate::state::{self, Mode, REFUSED};
+use crate::state::{self, Mode};
 
 #[derive(Clone, Copy)]
 struct Memory {

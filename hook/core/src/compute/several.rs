@@ -1,8 +1,9 @@
 //! Launches on several devices at once.
 
 use super::{Here, limiting, of, pass};
+use crate::code::REFUSED;
 use crate::device::{self, Device};
-use crate::state::{self, Mode, REFUSED};
+use crate::state::{self, Mode};
 use crate::{captures, real, sys};
 use aliquot_quota::pacer::{self, Paid};
 use aliquot_quota::till::Till;

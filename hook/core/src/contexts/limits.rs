@@ -12,9 +12,10 @@
 //! shows this process.
 
 use super::{COSTS, REFRESHING, UnderWay, note_change};
-use crate::account::{self, OUT_OF_MEMORY};
+use crate::account;
+use crate::code::{OUT_OF_MEMORY, REFUSED};
 use crate::device::{self, Device};
-use crate::state::{self, Mode, REFUSED};
+use crate::state::{self, Mode};
 use crate::{nvml, real};
 
 /// The number of limits that memory is taken for.

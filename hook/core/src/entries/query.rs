@@ -1,10 +1,11 @@
 //! Entries that tell how much memory there is: the tenant's own part.
 
 use crate::account;
+use crate::code::REFUSED;
 use crate::device;
 use crate::linear::{Gate, gate};
 use crate::real::call;
-use crate::state::{self, Mode, REFUSED};
+use crate::state::{self, Mode};
 
 pub(super) unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> i32 {
     let device = match gate() {

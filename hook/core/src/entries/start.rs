@@ -1,9 +1,10 @@
 //! Entries of initialisation and of the resolver.
 
+use crate::code::REFUSED;
 use crate::device;
 use crate::real::call;
 use crate::resolver;
-use crate::state::{self, Mode, REFUSED};
+use crate::state::{self, Mode};
 use core::ffi::{c_char, c_void};
 use core::ptr::null_mut;
 
@@ -37,7 +38,7 @@ pub(super) unsafe extern "C" fn cuGetProcAddress(
             let code = call!(cuGetProcAddress(symbol, &mut found as *mut *mut c_void, version as i32, flags));
             if code == 0 { found as usize } else { 0 }
         };
-        resolver::answer(code, symbol, function, (version, flags), null_mut(), ask)
+        resolver::answer(code, symbol, function, (version, flags), null_mut(), ask, super::address)
     }
 }
 
@@ -57,6 +58,6 @@ pub(super) unsafe extern "C" fn cuGetProcAddress_v2(
             let code = call!(cuGetProcAddress_v2(symbol, found_at, version as i32, flags, status_at));
             if code == 0 { found as usize } else { 0 }
         };
-        resolver::answer(code, symbol, function, (version, flags), status, ask)
+        resolver::answer(code, symbol, function, (version, flags), status, ask, super::address)
     }
 }

@@ -1,7 +1,7 @@
 //! Reading the files of a share, and what `/proc` says about this process.
 
-use super::Path;
 use crate::log::Text;
+use crate::path::Path;
 use crate::sys::{self, File};
 use aliquot_quota::grant::{GRANT_SIZE, Grant};
 use aliquot_quota::region::{self, Region};

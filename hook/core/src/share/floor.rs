@@ -11,7 +11,7 @@
 //! charges make no system call. A process may hold less than two such parts beyond its floor. That is how
 //! much, for each process of the share, somebody who writes into the region can take beyond the quota.
 
-use super::Path;
+use crate::path::Path;
 use crate::sys::{self, Errno, File};
 use aliquot_quota::region::SLOT_COUNT;
 
