@@ -3,12 +3,10 @@
 //! Only the driver knows which other streams take part: a stream joins by an event. So as long as any capture
 //! is open, the driver is asked about the stream of each launch and allocation.
 
-use crate::code::REFUSED;
-use crate::compute::PER_THREAD;
 use crate::lock::Mutex;
 use crate::map::Map;
-use crate::state::{self, Mode};
-use crate::{compute, real, sys};
+use crate::stream::PER_THREAD;
+use crate::{real, sys};
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
@@ -25,7 +23,7 @@ pub(crate) fn are_open() -> bool {
 }
 
 /// Returns true if work for a stream goes into a graph now. The stream has its explicit name
-/// ([`compute::named`]).
+/// ([`crate::stream::named`]).
 pub(crate) fn take(stream: u64) -> bool {
     are_open() && is_capturing(stream)
 }
@@ -58,19 +56,15 @@ fn name(stream: u64) -> u64 {
     if stream == PER_THREAD { sys::thread_pointer() | 1 << 63 } else { stream }
 }
 
-/// Begins a capture.
-pub(crate) fn begin(stream: u64, driver: impl Fn() -> i32) -> i32 {
-    match state::mode() {
-        Mode::Failed => return REFUSED,
-        Mode::Unlimited => return driver(),
-        Mode::Limited => {}
-    }
+/// Begins a capture. Between counting it and the driver's call, `prepare` sees to it that nothing falls into
+/// it.
+pub(crate) fn begin(stream: u64, prepare: impl FnOnce(), driver: impl Fn() -> i32) -> i32 {
     let mut context = 0;
     // SAFETY: the stream of the program's call; the driver writes one handle.
     unsafe { real::cuStreamGetCtx(stream, &mut context) };
     // Counted first: no launch may plan an event that would fall into the capture.
     COUNT.fetch_add(1, AcqRel);
-    compute::capture_begins();
+    prepare();
     let code = driver();
     // A stream whose capture ended unseen is listed already.
     if code != 0 || !enter(name(stream), context) {
@@ -96,9 +90,6 @@ fn leave(name: u64) -> Option<u64> {
 
 /// Ends a capture, which works even where the capture had become invalid.
 pub(crate) fn end(stream: u64, driver: impl Fn() -> i32) -> i32 {
-    if state::mode() == Mode::Failed {
-        return REFUSED;
-    }
     let code = driver();
     if are_open() && !is_capturing(stream) {
         leave(name(stream));

@@ -6,34 +6,28 @@
 //! gated nor charged nor timed: the launch of the graph is. The limiter's driver calls are made so that they
 //! spoil no capture, and while one is open nothing is timed on the legacy stream.
 
+pub(crate) mod book;
 mod here;
+mod limits;
 mod several;
 
+pub(crate) use book::context_gone;
 pub(crate) use several::launch_on_many;
 
-use crate::account;
 use crate::captures;
 use crate::code::REFUSED;
 use crate::config;
 use crate::device::{self, Device};
-use crate::lock::Mutex;
-use crate::share::Share;
 use crate::state::{self, Mode};
+use crate::stream::PER_THREAD;
 use crate::sys;
-use aliquot_quota::lease::Purse;
-use aliquot_quota::meter::{EVENTS, Launch, Meter};
+use aliquot_quota::meter::{Launch, Meter};
 use aliquot_quota::pacer::{self, Step};
-use aliquot_quota::region::Region;
 use aliquot_quota::till::Till;
-use core::ptr::null_mut;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
+use book::{METER, TILLS, purse, till};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use here::Here;
-
-/// `CU_STREAM_LEGACY`
-pub(crate) const LEGACY: u64 = 1;
-/// `CU_STREAM_PER_THREAD`
-pub(crate) const PER_THREAD: u64 = 2;
+use limits::limiting;
 
 /// The longest time that a launch waits for what others of its share have launched, in nanoseconds of its own
 /// clock. After that it goes as soon as what this process has launched is paid for, and is charged. A debt of
@@ -42,57 +36,6 @@ pub(crate) const PER_THREAD: u64 = 2;
 const MOST_WAIT_NS: u64 = 30_000_000_000;
 /// The number of launches of a thread without a limit between two looks at the quota.
 const UNLIMITED_LAUNCHES: u32 = 256;
-
-/// Returns the explicit name of a stream, whose 0 is `default`.
-pub(crate) const fn named(stream: u64, default: u64) -> u64 {
-    if stream == 0 { default } else { stream }
-}
-
-static METER: Mutex<Meter> = Mutex::new(Meter::new());
-static TILLS: [Till; device::MOST] = [const { Till::new() }; device::MOST];
-
-/// This process's leases of each device, as last seen: in the region of the first share that limits it.
-static PURSES: [AtomicPtr<Purse>; device::MOST] = [const { AtomicPtr::new(null_mut()) }; device::MOST];
-
-/// The driver's handles of the learner's events; their contexts follow. Each event is one thread's at a time.
-static HANDLES: [AtomicU64; EVENTS] = [const { AtomicU64::new(0) }; EVENTS];
-static OWNERS: [AtomicU64; EVENTS] = [const { AtomicU64::new(0) }; EVENTS];
-
-/// True while a thread looks at events; only one does at a time.
-static LOOKING: AtomicBool = AtomicBool::new(false);
-
-/// Returns the shares that limit a device's time, with their numbers and percentages; none if one share on
-/// the device has no limit.
-fn limiting(device: Device) -> impl Iterator<Item = (usize, &'static Share, u8)> + Clone {
-    let has_free = account::shares_on(device).any(|share| share.percent() == 0);
-    let mask = if has_free { 0 } else { device::shares_of(device) };
-    let on_device = move |(index, _): &(usize, &Share)| mask >> index & 1 == 1;
-    config::shares()
-        .iter()
-        .enumerate()
-        .filter(on_device)
-        .map(|(index, share)| (index, share, share.percent()))
-}
-
-/// A mark of an account whose charges are borrowed time.
-const BORROWED: u32 = 1 << 16;
-
-/// Returns the share of an account, and its region.
-fn payer(account: u32) -> Option<(&'static Share, &'static Region)> {
-    let share = config::shares().get((account & !BORROWED) as usize)?;
-    Some((share, share.region()?))
-}
-
-fn till(device: Device) -> &'static Till {
-    static NONE: Till = Till::new();
-    TILLS.get(device).unwrap_or(&NONE)
-}
-
-#[inline]
-fn purse(device: Device) -> Option<&'static Purse> {
-    // SAFETY: null, or part of a mapping that is never undone in this process; forked children forget it.
-    PURSES.get(device).and_then(|cell| unsafe { cell.load(Acquire).as_ref() })
-}
 
 /// Launches `key` on a stream when its time has come.
 #[inline]
@@ -209,9 +152,23 @@ fn pass(here: &Here, cell: usize, launch: &Launch, may_time: bool) -> Option<pac
     }
 }
 
+/// Begins a capture.
+pub(crate) fn begin_capture(stream: u64, driver: impl Fn() -> i32) -> i32 {
+    match state::mode() {
+        Mode::Failed => REFUSED,
+        Mode::Unlimited => driver(),
+        Mode::Limited => captures::begin(stream, capture_begins, driver),
+    }
+}
+
+/// Ends a capture.
+pub(crate) fn end_capture(stream: u64, driver: impl Fn() -> i32) -> i32 {
+    if state::mode() == Mode::Failed { REFUSED } else { captures::end(stream, driver) }
+}
+
 /// Prepares for a capture that is about to begin and is counted: nothing may be timed over several streams
 /// from now on.
-pub(crate) fn capture_begins() {
+fn capture_begins() {
     // Another thread may be recording the last events of a window, on streams that are not its own.
     for _ in 0..100 {
         if METER.lock().spoil_open() {
@@ -273,29 +230,4 @@ fn each_key(key: u64, part: impl Fn(&mut Meter, u64)) {
         part(&mut METER.lock(), key);
         till(device).publish(key, 0);
     }
-}
-
-/// Forgets the events of a context that is gone.
-pub(crate) fn context_gone(context: u64) {
-    METER.lock().context_gone(context);
-    for (handle, owner) in HANDLES.iter().zip(&OWNERS) {
-        if owner.load(Acquire) == context {
-            handle.store(0, Release);
-            owner.store(0, Release);
-        }
-    }
-}
-
-/// Forgets all launches, in a forked child.
-pub(crate) fn renew_after_fork() {
-    METER.renew_after_fork();
-    METER.lock().clear();
-    PURSES.iter().for_each(|cell| cell.store(null_mut(), Relaxed));
-    HANDLES.iter().chain(&OWNERS).for_each(|cell| cell.store(0, Relaxed));
-    for till in &TILLS {
-        till.watch(false);
-        till.renew_after_fork();
-        till.forget();
-    }
-    LOOKING.store(false, Release);
 }

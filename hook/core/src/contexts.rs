@@ -5,7 +5,9 @@
 //! before its context is made. Otherwise it is assumed from the size of the GPU. A context that does not fit
 //! is undone.
 
+pub(crate) mod book;
 mod limits;
+pub(crate) mod overhead;
 
 pub(crate) use limits::set as set_limit;
 
@@ -13,32 +15,17 @@ use crate::account;
 use crate::code::{OUT_OF_MEMORY, REFUSED};
 use crate::config;
 use crate::device::{self, Device};
-use crate::lock::Mutex;
-use crate::map::Map;
-use crate::share::own_identity;
+use crate::nvml::ask::{self, Use};
+use crate::reclaim;
 use crate::state::{self, Mode};
-use crate::{captures, compute, linear, log, nvml, real, sys};
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use limits::Raised;
+use crate::{captures, compute, linear, log, real};
+use book::{COSTS, Cost, PRIMARY, REFRESHING, UnderWay, note_change};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use overhead::used_by_us;
 
 /// Device memory of a context for each multiprocessor, in bytes, where it can be neither measured nor looked
 /// up (assumed: 0.4 to 0.6 GiB on the large boards).
 const ASSUMED_PER_MULTIPROCESSOR: u64 = 4 << 20;
-
-#[derive(Clone, Copy)]
-struct Cost {
-    device: u16,
-    /// Bytes that the context itself takes, raised limits included.
-    bytes: u64,
-    raised: [Raised; limits::COUNT],
-}
-
-/// The contexts of this process that are charged.
-static COSTS: Mutex<Map<Cost>> = Mutex::new(Map::new());
-
-/// Each device's primary context while it lives.
-static PRIMARY: [AtomicU64; device::MOST] = [const { AtomicU64::new(0) }; device::MOST];
 
 fn ordinal(device: i32) -> Option<Device> {
     usize::try_from(device).ok().filter(|device| *device < device::MOST)
@@ -59,25 +46,25 @@ pub(crate) fn create(
     let Some(index) = ordinal(device).filter(|device| account::is_limited(*device)) else { return driver() };
     let _under_way = UnderWay::begin();
     let known = known_cost(index);
-    if account::charge(index, known).is_err() {
+    if reclaim::charge(index, known).is_err() {
         return OUT_OF_MEMORY;
     }
     let is_first = COSTS.lock().find_key(|_, cost| usize::from(cost.device) == index).is_none();
-    let before = nvml::used_by_us(index);
+    let before = used_by_us(index);
     let held_before = account::held(index);
-    let code = account::retry(index, driver(), &driver);
+    let code = reclaim::retry(index, driver(), &driver);
     if code != 0 {
         account::release(index, known);
         return code;
     }
     let context = made();
     device::remember(context, device);
-    let measured = match (before, nvml::used_by_us(index)) {
+    let measured = match (before, used_by_us(index)) {
         // A process of this pid that had memory before this process's first context is another one.
-        (nvml::Use::Listed(_), _) if is_first => None,
-        (nvml::Use::Listed(before), nvml::Use::Listed(after)) => after.checked_sub(before),
-        (nvml::Use::NotListed, nvml::Use::Listed(after)) => {
-            nvml::trust_pids();
+        (Use::Listed(_), _) if is_first => None,
+        (Use::Listed(before), Use::Listed(after)) => after.checked_sub(before),
+        (Use::NotListed, Use::Listed(after)) => {
+            ask::trust_pids();
             Some(after)
         }
         _ => None,
@@ -96,7 +83,7 @@ pub(crate) fn create(
         None => assumed_cost(device),
     };
     let fits = if cost > known {
-        account::charge(index, cost - known).is_ok()
+        reclaim::charge(index, cost - known).is_ok()
     } else {
         account::release(index, known - cost);
         true
@@ -117,32 +104,13 @@ pub(crate) fn create(
     }
 }
 
-/// The number of contexts being made. Until one is entered, its memory must not be taken for something else
-/// that has grown.
-static UNDER_WAY: AtomicU32 = AtomicU32::new(0);
-
-struct UnderWay;
-
-impl UnderWay {
-    fn begin() -> Self {
-        UNDER_WAY.fetch_add(1, AcqRel);
-        Self
-    }
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        UNDER_WAY.fetch_sub(1, AcqRel);
-    }
-}
-
 enum Entered {
     New,
     Known,
     Refused,
 }
 
-/// Keeps the cost of a new context, at once in both places where [`refresh`] looks.
+/// Keeps the cost of a new context, at once in both places where [`overhead::refresh`] looks.
 fn enter(context: u64, device: Device, bytes: u64, fits: bool) -> Entered {
     let _one_at_a_time = REFRESHING.lock();
     let mut costs = COSTS.lock();
@@ -159,104 +127,6 @@ fn enter(context: u64, device: Device, bytes: u64, fits: bool) -> Entered {
     note_change(device);
     Entered::New
 }
-
-/// The shortest time between two measurements of what is not allocations, in milliseconds.
-const AGE_MS: u64 = 500;
-
-/// Measures again which part of this process's memory is not allocations: modules are loaded lazily, and
-/// kernels need more local memory. This is done at most once in [`AGE_MS`]: by what the node agent measured,
-/// or else by NVML, which takes its time, and only where NVML lists this process.
-pub(crate) fn refresh(device: Device) {
-    let now = sys::coarse_ms();
-    glance(device, now);
-    static MEASURED: [AtomicU64; device::MOST] = [const { AtomicU64::new(0) }; device::MOST];
-    let is_known = AGENT_KNOWS.get(device).is_some_and(|known| known.load(Relaxed));
-    let Some(cell) =
-        MEASURED.get(device).filter(|_| !is_known && nvml::shows_our_pids() && UNDER_WAY.load(Acquire) == 0)
-    else {
-        return;
-    };
-    if !is_due(cell, now) {
-        return;
-    }
-    let counted = || account::held(device).saturating_sub(account::overhead(device));
-    let counted_before = counted();
-    let nvml::Use::Listed(measured) = nvml::used_by_us(device) else { return };
-    if UNDER_WAY.load(Acquire) != 0 {
-        return;
-    }
-    // The count at the instant of the measurement lies between these two; the larger one blames no
-    // allocation.
-    let counted = counted_before.max(counted());
-    let _one_at_a_time = REFRESHING.lock();
-    let beyond = measured.saturating_sub(counted);
-    set_overhead(device, beyond..=beyond);
-}
-
-/// Takes over what the node agent has measured since, at most once in [`AGE_MS`]. It is cheap enough for
-/// every charge, so hidden memory is also found in programs that never ask how much they have. `now` is
-/// [`sys::coarse_ms`].
-pub(crate) fn glance(device: Device, now: u64) {
-    static GLANCED: [AtomicU64; device::MOST] = [const { AtomicU64::new(0) }; device::MOST];
-    let (Some(cell), Some(known)) = (GLANCED.get(device), AGENT_KNOWS.get(device)) else { return };
-    if !is_due(cell, now) {
-        return;
-    }
-    let found = own_identity().and_then(|own| {
-        account::shares_on(device).find_map(|share| {
-            let page = share.measured()?;
-            let measured = page.fresh()?;
-            let ours = measured.processes().find(|process| process.identity == own)?;
-            Some((measured.taken_ns, ours.bytes, ours.counted_bytes))
-        })
-    });
-    let found = found.filter(|(_, bytes, [_, most])| *bytes != u64::MAX && *most != u64::MAX);
-    known.store(found.is_some(), Relaxed);
-    let Some((taken_ns, bytes, [least, most])) = found else { return };
-    let _one_at_a_time = REFRESHING.lock();
-    // A context that came or went since is in one of the figures only.
-    let changed = CHANGED_NS.get(device).map_or(u64::MAX, |changed| changed.load(Acquire));
-    if UNDER_WAY.load(Acquire) == 0 && taken_ns > changed {
-        set_overhead(device, bytes.saturating_sub(most)..=bytes.saturating_sub(least));
-    }
-}
-
-/// True if the node agent's last measurement has this process.
-static AGENT_KNOWS: [AtomicBool; device::MOST] = [const { AtomicBool::new(false) }; device::MOST];
-
-/// The last time that a context of this process came or went, in nanoseconds.
-static CHANGED_NS: [AtomicU64; device::MOST] = [const { AtomicU64::new(0) }; device::MOST];
-
-fn note_change(device: Device) {
-    if let Some(changed) = CHANGED_NS.get(device) {
-        changed.store(sys::now_ns(), Release);
-    }
-}
-
-fn is_due(cell: &AtomicU64, now: u64) -> bool {
-    let before = cell.load(Relaxed);
-    now.wrapping_sub(before) >= AGE_MS && cell.compare_exchange(before, now, Relaxed, Relaxed).is_ok()
-}
-
-/// Charges as overhead what it is known to be within these bounds. The caller holds [`REFRESHING`].
-fn set_overhead(device: Device, bounds: core::ops::RangeInclusive<u64>) {
-    let mut known = 0;
-    COSTS.lock().find_key(|_, cost| {
-        known += if usize::from(cost.device) == device { cost.bytes } else { 0 };
-        false
-    });
-    let charged = account::overhead(device);
-    let overhead = charged.min(*bounds.end()).max(*bounds.start()).max(known);
-    if overhead > charged {
-        account::charge_forced(device, overhead - charged);
-    } else {
-        account::release(device, charged - overhead);
-    }
-    account::add_overhead(device, overhead.wrapping_sub(charged) as i64);
-}
-
-/// The lock of changes of the overhead.
-static REFRESHING: Mutex<()> = Mutex::new(());
 
 /// Forgets a context that is gone, and everything in it.
 pub(crate) fn gone(context: u64) {
@@ -372,16 +242,4 @@ fn assumed_cost(device: i32) -> u64 {
     // SAFETY: the driver writes one integer.
     unsafe { real::cuDeviceGetAttribute(&mut count, MULTIPROCESSORS, device) };
     u64::try_from(count).unwrap_or_default() * ASSUMED_PER_MULTIPROCESSOR
-}
-
-/// Forgets all contexts, in a forked child.
-pub(crate) fn renew_after_fork() {
-    COSTS.renew_after_fork();
-    REFRESHING.renew_after_fork();
-    UNDER_WAY.store(0, Relaxed);
-    AGENT_KNOWS.iter().for_each(|known| known.store(false, Relaxed));
-    COSTS.lock().clear();
-    for cell in &PRIMARY {
-        cell.store(0, Relaxed);
-    }
 }

@@ -1,11 +1,12 @@
 //! The process's CUDA devices and contexts, and which shares of the claim are on which device.
 
-use crate::compute::{LEGACY, PER_THREAD};
 use crate::config;
 use crate::lock::Mutex;
 use crate::log::Text;
 use crate::map::Map;
-use crate::{nvml, real};
+use crate::nvml::ask;
+use crate::real;
+use crate::stream::{LEGACY, PER_THREAD};
 use core::fmt::Write;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
@@ -79,8 +80,8 @@ fn refuse_misnamed(found: u64, device: &Text<40>) -> Result<(), config::Reason> 
     let shares = config::shares().iter().enumerate().filter(|(index, _)| found >> index & 1 == 0);
     for uuid in shares.filter_map(|(_, share)| share.uuid()) {
         let (quota, device) = (uuid.as_str(), device.as_str());
-        match nvml::device(&uuid) {
-            Ok(_) | Err(Some(nvml::GPU_IS_LOST)) => {}
+        match ask::device(&uuid) {
+            Ok(_) | Err(Some(ask::GPU_IS_LOST)) => {}
             Err(Some(_)) => {
                 return Err(Text::of(format_args!(
                     "the container has no device {quota}, which its quota names, and has one of UUID {device} that no quota names: the driver was loaded anew, or the partition made anew; delete the pod"

@@ -4,78 +4,28 @@
 //! the graph is uploaded or launched, and keeps it for later launches until it is told to trim. So the charge
 //! follows the device's reserved bytes of graph memory around those calls.
 
+pub(crate) mod book;
+pub(crate) mod reserved;
+
+pub(crate) use reserved::trim;
+
 use crate::account;
-use crate::captures;
 use crate::code::{OUT_OF_MEMORY, REFUSED};
-use crate::device::{self, Device};
-use crate::lock::Mutex;
-use crate::map::Map;
+use crate::compute;
+use crate::device::Device;
 use crate::pages::SLAB;
-use crate::real::{self, call};
+use crate::real;
+use crate::reclaim;
 use crate::state::{self, Mode};
 use crate::sys;
 use aliquot_quota::region::audit;
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use book::{BOOK, Exec, epoch};
+use reserved::settle;
 
-const RESERVED_CURRENT: i32 = 2;
 /// `CU_GRAPH_NODE_TYPE_GRAPH`
 const CHILD: i32 = 4;
 /// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`
 const ALLOCATION: i32 = 10;
-
-/// The most devices that one graph can allocate on.
-const PLACES: usize = 4;
-
-/// An instantiated graph that has allocation nodes.
-#[derive(Clone, Copy, Default)]
-struct Exec {
-    /// The most bytes that its allocations can take, by device plus one.
-    most: [(u16, u64); PLACES],
-    /// The number of trims when its memory was last reserved, plus one; 0 = never.
-    backed: u32,
-}
-
-impl Exec {
-    /// Returns the limited devices that the graph allocates on, and the most bytes on each.
-    fn places(&self) -> impl Iterator<Item = (Device, u64)> + Clone {
-        let places = self.most.into_iter().filter(|place| place.0 > 0);
-        places
-            .map(|(device, bytes)| (usize::from(device - 1), bytes))
-            .filter(|(device, _)| account::is_limited(*device))
-    }
-
-    fn retry(&self, code: i32, driver: impl Fn() -> i32) -> i32 {
-        self.places().fold(code, |code, (device, _)| account::retry(device, code, &driver))
-    }
-}
-
-#[derive(Clone, Copy, Default)]
-struct Memory {
-    /// Bytes charged for graph memory, calls in flight included.
-    charged: u64,
-    /// Bytes charged for calls in flight.
-    in_flight: u64,
-}
-
-struct Book {
-    execs: Map<Exec>,
-    memory: [Memory; device::MOST],
-}
-
-static BOOK: Mutex<Book> = Mutex::new(Book {
-    execs: Map::new(),
-    memory: [const { Memory { charged: 0, in_flight: 0 } }; device::MOST],
-});
-
-/// The number of trims: after one, no graph's memory is known to be reserved.
-static TRIMS: AtomicU32 = AtomicU32::new(0);
-
-fn reserved(device: Device) -> Option<u64> {
-    let (mut value, ordinal) = (0, i32::try_from(device).ok()?);
-    // SAFETY: the driver writes one 64-bit value for this attribute.
-    (unsafe { real::cuDeviceGetGraphMemAttribute(ordinal, RESERVED_CURRENT, &mut value) } == Some(0))
-        .then_some(value)
-}
 
 /// Adds up the allocation nodes of a graph and its children.
 fn measure(graph: u64, exec: &mut Exec, depth: u32) {
@@ -150,7 +100,7 @@ pub(crate) fn instantiate(
     }
     let (mut exec, epoch) = (Exec::default(), epoch());
     measure(graph, &mut exec, 0);
-    let code = if uploads { reserve(&exec, || exec.retry(driver(), &driver)) } else { driver() };
+    let code = if uploads { reserve(&exec, || retry(&exec, driver(), &driver)) } else { driver() };
     if code == 0 {
         exec.backed = if uploads { epoch } else { 0 };
         let mut book = BOOK.lock();
@@ -170,7 +120,7 @@ pub(crate) fn destroy(exec: u64, driver: impl Fn() -> i32) -> i32 {
     }
     let known = BOOK.lock().execs.remove(exec);
     let code = driver();
-    crate::compute::graph_gone(exec);
+    compute::graph_gone(exec);
     if let Some(known) = known {
         if code != 0 {
             let _ = BOOK.lock().execs.insert(exec, known);
@@ -182,6 +132,11 @@ pub(crate) fn destroy(exec: u64, driver: impl Fn() -> i32) -> i32 {
     code
 }
 
+/// Asks the driver again for each device that the graph allocates on, while memory is about to come back.
+fn retry(exec: &Exec, code: i32, driver: impl Fn() -> i32) -> i32 {
+    exec.places().fold(code, |code, (device, _)| reclaim::retry(device, code, &driver))
+}
+
 /// Asks the driver again, from the start, where a dead process's memory is about to come back: nothing is
 /// timed or charged meanwhile.
 pub(crate) fn retried(exec: u64, run: impl Fn() -> i32) -> i32 {
@@ -190,7 +145,7 @@ pub(crate) fn retried(exec: u64, run: impl Fn() -> i32) -> i32 {
         return code;
     }
     let known = BOOK.lock().execs.get(exec);
-    known.map_or(code, |known| known.retry(code, run))
+    known.map_or(code, |known| retry(&known, code, run))
 }
 
 /// Uploads or launches a graph.
@@ -213,16 +168,11 @@ pub(crate) fn run(exec: u64, driver: impl Fn() -> i32) -> i32 {
     code
 }
 
-/// Returns the value of `backed` of a graph whose memory is reserved now.
-fn epoch() -> u32 {
-    TRIMS.load(Relaxed).wrapping_add(1).max(1)
-}
-
 /// Charges the most that a graph can take, has the driver reserve it, and lowers the charge to what it did
 /// take.
 fn reserve(exec: &Exec, driver: impl Fn() -> i32) -> i32 {
     for (at, (device, bytes)) in exec.places().enumerate() {
-        if let Err(code) = account::charge(device, bytes) {
+        if let Err(code) = reclaim::charge(device, bytes) {
             exec.places().take(at).for_each(|(device, bytes)| land(device, bytes));
             return code;
         }
@@ -246,56 +196,4 @@ fn land(device: Device, bytes: u64) {
     if settle(device) > 0 {
         account::note(device, audit::PACKING);
     }
-}
-
-/// Sets the charge to what is reserved plus what calls in flight may add. Returns by how many bytes it had
-/// grown beyond what was charged. The attribute is read under the lock, which never blocks: what is read must
-/// not be older than what is charged.
-fn settle(device: Device) -> u64 {
-    let mut book = BOOK.lock();
-    let Some(memory) = book.memory.get_mut(device).filter(|memory| memory.charged > 0) else { return 0 };
-    let Some(reserved) = reserved(device) else { return 0 };
-    let target = reserved + memory.in_flight;
-    let before = core::mem::replace(&mut memory.charged, target);
-    if target < before {
-        account::release(device, before - target);
-        return 0;
-    }
-    account::charge_forced(device, target - before);
-    target - before
-}
-
-/// Brings the charge of a device's graph memory up to date.
-pub(crate) fn settle_all(device: Device) {
-    settle(device);
-}
-
-/// Gives graph memory that nothing uses back to the driver.
-pub(crate) fn trim_unused(device: Device) {
-    let charged = BOOK.lock().memory.get(device).is_some_and(|memory| memory.charged > 0);
-    if let Some(ordinal) = i32::try_from(device).ok().filter(|_| charged) {
-        // SAFETY: a device of the process.
-        trim(ordinal, || captures::relaxed(|| unsafe { call!(cuDeviceGraphMemTrim(ordinal)) }));
-    }
-}
-
-/// Trims a device's graph memory (`cuDeviceGraphMemTrim`).
-pub(crate) fn trim(device: i32, driver: impl Fn() -> i32) -> i32 {
-    if state::mode() == Mode::Failed {
-        return REFUSED;
-    }
-    TRIMS.fetch_add(1, Relaxed);
-    let code = driver();
-    if let Ok(device) = usize::try_from(device) {
-        settle(device);
-    }
-    code
-}
-
-/// Forgets all graphs, in a forked child.
-pub(crate) fn renew_after_fork() {
-    BOOK.renew_after_fork();
-    let mut book = BOOK.lock();
-    book.execs.clear();
-    book.memory = [Memory::default(); device::MOST];
 }

@@ -10,9 +10,12 @@
 //! - hold a lock across a driver call that can block.
 //!
 //! Reading order: [`table`] (what is taken over), [`entries`] (the functions that stand in), [`account`] and
-//! [`share`] (the account), [`linear`], [`pools`], [`vmm`], [`graphs`], [`contexts`] (what each family
-//! charges), [`shared`] (exports), [`compute`] (launches), [`resolver`] (`cuGetProcAddress`), [`state`]
-//! (fork, failing closed).
+//! [`share`] (the account, which calls nothing above it), [`reclaim`] (what comes back before a charge is
+//! refused), [`linear`], [`pools`], [`vmm`], [`graphs`], [`contexts`] (what each family charges), [`shared`]
+//! (exports), [`compute`] (launches), [`resolver`] (`cuGetProcAddress`), [`state`] (failing closed), [`fork`]
+//! (forked children).
+//!
+//! A module's `book` is what the process knows; it is below [`state`], so that a forked child can forget it.
 
 #![cfg_attr(not(test), no_std)]
 #![allow(unsafe_code, reason = "a library of C entry points; every block says why it is sound")]
@@ -20,6 +23,7 @@
 #![allow(clippy::result_large_err, reason = "reasons are texts, there is no allocator, and errors are rare")]
 
 mod account;
+mod allocations;
 mod arrays;
 mod captures;
 mod code;
@@ -29,6 +33,8 @@ mod contexts;
 mod device;
 mod entries;
 mod env;
+mod fork;
+mod gate;
 mod graphs;
 mod linear;
 mod lock;
@@ -39,10 +45,13 @@ mod pages;
 mod path;
 mod pools;
 mod real;
+mod reclaim;
 mod resolver;
+mod seen;
 mod share;
 mod shared;
 mod state;
+mod stream;
 mod sys;
 mod table;
 mod vmm;

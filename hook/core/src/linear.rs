@@ -1,81 +1,21 @@
-//! Linear, pitched and managed memory, arrays, and the one list of all allocations by address.
+//! Linear, pitched and managed memory, and arrays.
 
 use crate::account;
+use crate::allocations::{BOOK, Origin, PACKING_DOUBTED};
 use crate::captures;
 use crate::code::{OUT_OF_MEMORY, REFUSED};
-use crate::device::{self, Device};
-use crate::lock::Mutex;
-use crate::map::{Full, Map};
+use crate::device::Device;
+use crate::gate::{Gate, gate};
+use crate::map::Full;
 use crate::pages::Pages;
-use crate::pools;
+use crate::pools::reserved as pools;
 use crate::real::{self, call};
+use crate::reclaim;
 use crate::share::Kind;
 use crate::shared::{self, Side};
 use crate::state::{self, Mode};
 use aliquot_quota::region::audit;
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-
-/// The allocation behind an address or handle that the driver gave out.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Origin {
-    /// Memory of a context, packed into slabs.
-    Linear {
-        /// The device that it is on.
-        device: u16,
-        /// Bytes asked for.
-        bytes: u64,
-        /// The context that it dies with.
-        context: u64,
-    },
-    /// An array of a context.
-    Array {
-        /// The device that it is on.
-        device: u16,
-        /// Bytes charged.
-        bytes: u64,
-        /// The context that it dies with.
-        context: u64,
-    },
-    /// Memory of a pool.
-    Pooled {
-        /// The pool's handle.
-        pool: u64,
-    },
-}
-
-struct Book {
-    known: Map<Origin>,
-    pages: [Pages; device::MOST],
-}
-
-static BOOK: Mutex<Book> =
-    Mutex::new(Book { known: Map::new(), pages: [const { Pages::new() }; device::MOST] });
-
-/// True if the driver packed an allocation otherwise than assumed; gaps are not relied on any more.
-static PACKING_DOUBTED: AtomicBool = AtomicBool::new(false);
-
-/// The decision about a call: limit it, refuse it, or let it pass.
-pub(crate) enum Gate {
-    /// Pass the call on unchanged.
-    Pass,
-    /// Answer with this code.
-    Refuse(i32),
-    /// Charge this device; the second value is the current context.
-    Limit(Device, u64),
-}
-
-/// Decides about a call that allocates in the current context.
-#[inline]
-pub(crate) fn gate() -> Gate {
-    match state::mode() {
-        Mode::Failed => Gate::Refuse(REFUSED),
-        Mode::Unlimited => Gate::Pass,
-        Mode::Limited => match device::current() {
-            Some((device, context)) if account::is_limited(device) => Gate::Limit(device, context),
-            _ => Gate::Pass,
-        },
-    }
-}
+use core::sync::atomic::Ordering::Relaxed;
 
 /// Allocates packed memory: charges the most that it can take, calls the driver, then lowers the charge to
 /// what it did take. `made` returns the address and the true size.
@@ -97,17 +37,17 @@ pub(crate) fn allocate(
         return driver();
     }
     let Some(most) = Pages::most(bytes) else { return OUT_OF_MEMORY };
-    let reserved = if account::try_charge_as(device, most, kind).is_ok() {
+    let reserved = if reclaim::try_charge_as(device, most, kind).is_ok() {
         most
     } else if fits_a_gap(device, bytes, context) {
         0
     } else {
-        match account::charge_as(device, most, kind) {
+        match reclaim::charge_as(device, most, kind) {
             Ok(()) => most,
             Err(code) => return code,
         }
     };
-    let code = account::retry(device, driver(), &driver);
+    let code = reclaim::retry(device, driver(), &driver);
     if code != 0 {
         account::release(device, reserved);
         return code;
@@ -140,7 +80,7 @@ pub(crate) fn allocate(
             // The driver took more than it should have needed. It keeps it only if it fits all the same.
             account::note(device, audit::PACKING);
             PACKING_DOUBTED.store(true, Relaxed);
-            if account::try_charge_as(device, taken - reserved, kind).is_ok() {
+            if reclaim::try_charge_as(device, taken - reserved, kind).is_ok() {
                 return 0;
             }
             forget(address);
@@ -216,19 +156,6 @@ fn give_back(device: Device, address: u64, bytes: u64) {
     account::release(device, shared::freed(address, device, given));
 }
 
-/// Returns the pool that an allocation is of.
-pub(crate) fn pool_of(address: u64) -> Option<u64> {
-    match BOOK.lock().known.get(address) {
-        Some(Origin::Pooled { pool }) => Some(pool),
-        _ => None,
-    }
-}
-
-/// Records memory that a pool gave out.
-pub(crate) fn record_pooled(address: u64, pool: u64) -> Result<(), Full> {
-    BOOK.lock().known.insert(address, Origin::Pooled { pool })
-}
-
 /// Allocates and charges an array of a size known beforehand.
 pub(crate) fn allocate_array(
     bytes: Option<u64>,
@@ -243,10 +170,10 @@ pub(crate) fn allocate_array(
     };
     // An overflowing size cannot be had.
     let Some(bytes) = bytes else { return OUT_OF_MEMORY };
-    if let Err(code) = account::charge(device, bytes) {
+    if let Err(code) = reclaim::charge(device, bytes) {
         return code;
     }
-    let code = account::retry(device, driver(), &driver);
+    let code = reclaim::retry(device, driver(), &driver);
     if code != 0 {
         account::release(device, bytes);
         return code;
@@ -342,15 +269,4 @@ pub(crate) fn context_gone(context: u64) {
 pub(crate) fn driver_free(address: u64) {
     // SAFETY: an address that the driver has just given out and nobody has seen.
     unsafe { call!(cuMemFree_v2(address)) };
-}
-
-/// Forgets all allocations, in a forked child.
-pub(crate) fn renew_after_fork() {
-    BOOK.renew_after_fork();
-    let mut book = BOOK.lock();
-    book.known.clear();
-    for pages in &mut book.pages {
-        pages.clear();
-    }
-    PACKING_DOUBTED.store(false, Relaxed);
 }

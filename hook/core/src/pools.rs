@@ -6,109 +6,26 @@
 //! shrink at synchronisations that the limiter does not see, so they are read again before anything is
 //! refused and before anybody is told how much is free.
 
+pub(crate) mod book;
+pub(crate) mod growth;
+pub(crate) mod reserved;
+
 use crate::account;
+use crate::allocations;
 use crate::captures;
 use crate::code::{OUT_OF_MEMORY, REFUSED};
 use crate::device::{self, Device};
-use crate::linear::{self, Gate, gate};
-use crate::lock::Mutex;
-use crate::map::{Full, Map};
-use crate::pages::SLAB;
+use crate::gate::{Gate, gate};
+use crate::map::Full;
 use crate::real::{self, call};
+use crate::reclaim;
 use crate::shared::{self, Side};
 use crate::state::{self, Mode};
 use aliquot_quota::region::audit;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-
-const RESERVED_CURRENT: i32 = 5;
-const USED_CURRENT: i32 = 7;
-
-/// The least that a pool is assumed to grow by, in bytes, and the unit in which it is assumed to grow beyond
-/// that, until it has been seen to grow.
-const ASSUMED: u64 = 32 << 20;
-
-#[derive(Clone, Copy)]
-struct Pool {
-    /// The device plus one; 0 = memory that is not charged here (host memory, another process's pool).
-    device: u16,
-    destroyed: bool,
-    /// Bytes charged for the pool, calls in flight included.
-    charged: u64,
-    /// Bytes charged for calls in flight.
-    in_flight: u64,
-    /// The number of allocations that the program holds.
-    outstanding: u64,
-}
-
-impl Pool {
-    fn device(&self) -> Option<Device> {
-        self.device.checked_sub(1).map(usize::from)
-    }
-}
-
-/// The pools that this process has used. The lock is held while a pool's attributes are read, which never
-/// blocks: what is read must not be older than what is charged.
-static POOLS: Mutex<Map<Pool>> = Mutex::new(Map::new());
-
-/// How a device's pools grow, in bytes; 0 = not seen yet.
-struct Growth {
-    /// The least growth.
-    chunk: AtomicU64,
-    /// The unit of growth beyond the least.
-    grain: AtomicU64,
-    /// True if the growth was tried out.
-    probed: AtomicBool,
-}
-
-static GROWTH: [Growth; device::MOST] =
-    [const { Growth { chunk: AtomicU64::new(0), grain: AtomicU64::new(0), probed: AtomicBool::new(false) } };
-        device::MOST];
-
-impl Growth {
-    /// Returns the most bytes that an allocation of `bytes` can make a pool grow by.
-    fn most(&self, bytes: u64) -> Option<u64> {
-        let known =
-            |cell: &AtomicU64| Some(cell.load(Relaxed)).filter(|value| *value != 0).unwrap_or(ASSUMED);
-        Some(bytes.checked_next_multiple_of(known(&self.grain))?.max(known(&self.chunk)))
-    }
-
-    /// Learns from how much a pool without anything free grew for `bytes`.
-    fn learn(&self, bytes: u64, grown: u64) {
-        if bytes <= SLAB && grown >= SLAB {
-            self.chunk.store(grown, Relaxed);
-        } else if let Some(grain) = explain(bytes, grown) {
-            self.grain.store(grain, Relaxed);
-        }
-    }
-
-    fn forget(&self) {
-        self.chunk.store(0, Relaxed);
-        self.grain.store(0, Relaxed);
-        self.probed.store(false, Relaxed);
-    }
-}
-
-/// Returns the unit of growth that explains a pool's growth beyond its least, where the growth tells the unit
-/// apart from the assumed one.
-fn explain(bytes: u64, grown: u64) -> Option<u64> {
-    if bytes <= ASSUMED || bytes.checked_next_multiple_of(ASSUMED)? == grown {
-        return None;
-    }
-    let mut grain = ASSUMED / 2;
-    while grain >= SLAB {
-        if bytes.checked_next_multiple_of(grain)? == grown {
-            return Some(grain);
-        }
-        grain /= 2;
-    }
-    None
-}
-
-fn attribute(pool: u64, attribute: i32) -> Option<u64> {
-    let mut value = 0;
-    // SAFETY: the driver writes one 64-bit value for these attributes.
-    (unsafe { real::cuMemPoolGetAttribute(pool, attribute, &mut value) } == Some(0)).then_some(value)
-}
+use book::{POOLS, Pool};
+use core::sync::atomic::Ordering::Relaxed;
+use growth::{ASSUMED, GROWTH, Growth};
+use reserved::{RESERVED_CURRENT, attribute, before_growth, settle};
 
 /// The pool that an allocation comes from.
 pub(crate) enum From {
@@ -195,8 +112,8 @@ pub(crate) fn allocate(
         }
         before_growth(pool)
     };
-    let code = account::retry(device, driver(), &driver);
-    let result = if code == 0 { linear::record_pooled(made(), pool) } else { Ok(()) };
+    let code = reclaim::retry(device, driver(), &driver);
+    let result = if code == 0 { allocations::record_pooled(made(), pool) } else { Ok(()) };
     let mut pools = POOLS.lock();
     let Some(entry) = pools.get_mut(pool) else { return code };
     entry.in_flight = entry.in_flight.saturating_sub(most);
@@ -240,26 +157,18 @@ fn gate_any() -> Gate {
 fn reserve(device: Device, bytes: u64) -> Result<u64, i32> {
     let growth = GROWTH.get(device).ok_or(OUT_OF_MEMORY)?;
     let wanted = growth.most(bytes).ok_or(OUT_OF_MEMORY)?;
-    if account::try_charge(device, wanted).is_ok() {
+    if reclaim::try_charge(device, wanted).is_ok() {
         return Ok(wanted);
     }
-    trim_all(device);
-    crate::graphs::trim_unused(device);
-    if account::try_charge(device, wanted).is_ok() {
+    reclaim::trim(device);
+    if reclaim::try_charge(device, wanted).is_ok() {
         return Ok(wanted);
     }
     if !growth.probed.swap(true, Relaxed) {
         probe(device, growth);
     }
     let wanted = growth.most(bytes).ok_or(OUT_OF_MEMORY)?;
-    account::charge(device, wanted).map(|()| wanted)
-}
-
-/// Returns the reserved bytes of a pool that has nothing free inside, so that its next allocation makes it
-/// grow.
-fn before_growth(pool: u64) -> Option<u64> {
-    let reserved = attribute(pool, RESERVED_CURRENT)?;
-    (attribute(pool, USED_CURRENT)? == reserved).then_some(reserved)
+    reclaim::charge(device, wanted).map(|()| wanted)
 }
 
 /// Finds out how pools grow, with a pool and a stream of the limiter's own: by one byte, and where there is
@@ -267,7 +176,7 @@ fn before_growth(pool: u64) -> Option<u64> {
 fn probe(device: Device, growth: &Growth) {
     const NON_BLOCKING: u32 = 1;
     let Some(room) =
-        [3 * ASSUMED, ASSUMED].into_iter().find(|room| account::try_charge(device, *room).is_ok())
+        [3 * ASSUMED, ASSUMED].into_iter().find(|room| reclaim::try_charge(device, *room).is_ok())
     else {
         return;
     };
@@ -302,84 +211,6 @@ fn probe(device: Device, growth: &Growth) {
     account::release(device, room);
 }
 
-/// Sets the charge of a pool to what it has reserved plus what calls in flight may add. Returns by how many
-/// bytes it had grown beyond what was charged.
-fn settle(pool: u64, entry: &mut Pool) -> u64 {
-    let Some(device) = entry.device() else { return 0 };
-    let reserved = if entry.destroyed { None } else { attribute(pool, RESERVED_CURRENT) };
-    let Some(reserved) = reserved else {
-        if entry.outstanding == 0 && entry.in_flight == 0 {
-            account::release(device, core::mem::take(&mut entry.charged));
-        }
-        return 0;
-    };
-    let target = reserved + entry.in_flight;
-    let before = core::mem::replace(&mut entry.charged, target);
-    if target < before {
-        account::release(device, before - target);
-        return 0;
-    }
-    account::charge_forced(device, target - before);
-    target - before
-}
-
-fn each_on(device: Device, mut visit: impl FnMut(u64, &mut Pool)) {
-    let mut pools = POOLS.lock();
-    let mut last = 0;
-    // Handles in ascending order, so that the map may be looked at while it is walked.
-    loop {
-        let mut next = u64::MAX;
-        pools.find_key(|key, pool| {
-            if key > last && key < next && pool.device() == Some(device) {
-                next = key;
-            }
-            false
-        });
-        let Some(pool) = pools.get_mut(next) else { return };
-        visit(next, pool);
-        last = next;
-    }
-}
-
-/// Brings the charge of all pools of a device up to date.
-pub(crate) fn settle_all(device: Device) {
-    if POOLS.lock().len() > 0 {
-        each_on(device, |pool, entry| {
-            settle(pool, entry);
-        });
-    }
-}
-
-/// Gives back to the driver what the pools of a device keep without need.
-pub(crate) fn trim_all(device: Device) {
-    let mut handles = [0_u64; 64];
-    let mut count = 0;
-    each_on(device, |pool, entry| {
-        if let Some(handle) = handles.get_mut(count).filter(|_| !entry.destroyed && entry.charged > 0) {
-            *handle = pool;
-            count += 1;
-        }
-    });
-    captures::relaxed(|| {
-        for handle in handles.iter().take(count) {
-            // SAFETY: a pool of the program that it has not destroyed.
-            unsafe { call!(cuMemPoolTrimTo(*handle, 0_usize)) };
-        }
-    });
-    settle_all(device);
-}
-
-/// Notes that an allocation of a pool was freed.
-pub(crate) fn freed(pool: u64) {
-    let mut pools = POOLS.lock();
-    let Some(entry) = pools.get_mut(pool) else { return };
-    entry.outstanding = entry.outstanding.saturating_sub(1);
-    settle(pool, entry);
-    if entry.destroyed && entry.outstanding == 0 {
-        pools.remove(pool);
-    }
-}
-
 /// Returns the code that calls about pools are refused with, if they are.
 fn refused() -> Option<i32> {
     (state::mode() == Mode::Failed).then_some(REFUSED)
@@ -405,7 +236,7 @@ pub(crate) fn export(address: u64, driver: impl Fn() -> i32) -> i32 {
     }
     let code = driver();
     if code == 0
-        && let Some(pool) = linear::pool_of(address)
+        && let Some(pool) = allocations::pool_of(address)
         && let Some(device) = POOLS.lock().get(pool).and_then(|pool| pool.device())
         && let Some(bytes) = most_of(device, address)
     {
@@ -481,41 +312,4 @@ pub(crate) fn trim(pool: u64, driver: impl Fn() -> i32) -> i32 {
         settle(pool, entry);
     }
     code
-}
-
-/// Forgets all pools, in a forked child.
-pub(crate) fn renew_after_fork() {
-    POOLS.renew_after_fork();
-    POOLS.lock().clear();
-    for growth in &GROWTH {
-        growth.forget();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_unit_of_growth_is_learnt_where_growth_tells_it() {
-        assert_eq!(explain(33 << 20, 34 << 20), Some(2 << 20));
-        assert_eq!(explain((32 << 20) + 1, 48 << 20), Some(16 << 20));
-        assert_eq!(explain(33 << 20, 64 << 20), None, "as assumed");
-        assert_eq!(explain(64 << 20, 64 << 20), None, "fits any unit");
-        assert_eq!(explain(1 << 20, 2 << 20), None, "the least says nothing");
-        assert_eq!(explain(33 << 20, 35 << 20), None, "no unit explains it");
-    }
-
-    #[test]
-    fn growth_is_assumed_large_until_learnt() {
-        let growth =
-            Growth { chunk: AtomicU64::new(0), grain: AtomicU64::new(0), probed: AtomicBool::new(false) };
-        assert_eq!(growth.most(1), Some(32 << 20));
-        assert_eq!(growth.most(33 << 20), Some(64 << 20));
-        growth.learn((32 << 20) + 1, 34 << 20);
-        assert_eq!((growth.most(33 << 20), growth.most(1)), (Some(34 << 20), Some(32 << 20)));
-        growth.learn(1, 2 << 20);
-        assert_eq!(growth.most(1), Some(2 << 20));
-        assert_eq!(growth.most(u64::MAX), None);
-    }
 }

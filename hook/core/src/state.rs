@@ -5,7 +5,7 @@
 
 use crate::code::REFUSED;
 use crate::sys;
-use crate::{account, config, log};
+use crate::{config, fork, log};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32};
 
@@ -78,9 +78,7 @@ fn find_out() -> Mode {
             }
             register_fork_handler();
         } else {
-            config::renew_after_fork();
-            account::renew_after_fork();
-            log::renew_after_fork();
+            fork::renew();
         }
         let found = match config::load() {
             Ok(()) => LIMITED,

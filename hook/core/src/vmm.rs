@@ -1,69 +1,16 @@
 //! Physical memory handles and their mappings. The driver keeps the memory until the last handle is released
 //! and the last mapping is gone, whichever comes later; so does the charge.
 
+pub(crate) mod book;
+
 use crate::account;
 use crate::code::{OUT_OF_MEMORY, REFUSED};
 use crate::device::Device;
-use crate::lock::Mutex;
-use crate::map::Map;
 use crate::real;
+use crate::reclaim;
 use crate::shared::{self, Side};
 use crate::state::{self, Mode};
-
-#[derive(Clone, Copy)]
-struct Memory {
-    /// The device plus one; 0 = not charged here.
-    device: u16,
-    /// The device plus one, for memory that another process has exported; 0 = other memory.
-    imported_from: u16,
-    bytes: u64,
-    references: u32,
-    mappings: u32,
-}
-
-#[derive(Clone, Copy)]
-struct Handle {
-    memory: u64,
-    references: u32,
-}
-
-#[derive(Clone, Copy)]
-struct Mapping {
-    memory: u64,
-    bytes: u64,
-}
-
-/// What is known of physical memory. Handles are the driver's numbers, which it may use again while old
-/// mappings live; memories are numbered by the limiter.
-struct Book {
-    memories: Map<Memory>,
-    handles: Map<Handle>,
-    mappings: Map<Mapping>,
-    last: u64,
-}
-
-static BOOK: Mutex<Book> =
-    Mutex::new(Book { memories: Map::new(), handles: Map::new(), mappings: Map::new(), last: 0 });
-
-impl Book {
-    fn add(&mut self, handle: u64, device: Option<Device>, bytes: u64) -> bool {
-        self.last += 1;
-        let device = device.map_or(0, |device| device as u16 + 1);
-        let memory = Memory { device, imported_from: 0, bytes, references: 1, mappings: 0 };
-        self.memories.insert(self.last, memory).is_ok()
-            && self.handles.insert(handle, Handle { memory: self.last, references: 1 }).is_ok()
-    }
-
-    /// Drops a memory that nothing refers to; returns what to release.
-    fn drop_if_unused(&mut self, memory: u64) -> Option<(u64, Memory)> {
-        let found = self.memories.get(memory)?;
-        if found.references > 0 || found.mappings > 0 {
-            return None;
-        }
-        self.memories.remove(memory);
-        Some((memory, found))
-    }
-}
+use book::{BOOK, Handle, Mapping, Memory};
 
 fn release(what: Option<(u64, Memory)>) {
     let Some((memory, found)) = what else { return };
@@ -129,10 +76,10 @@ pub(crate) fn create(
         }
         return code;
     };
-    if let Err(code) = account::charge(device, bytes) {
+    if let Err(code) = reclaim::charge(device, bytes) {
         return code;
     }
-    let code = account::retry(device, driver(), &driver);
+    let code = reclaim::retry(device, driver(), &driver);
     if code != 0 {
         account::release(device, bytes);
         return code;
@@ -351,13 +298,4 @@ pub(crate) fn unmap(address: u64, bytes: u64, driver: impl Fn() -> i32) -> i32 {
         at = at.saturating_add(mapping.bytes.max(1));
     }
     0
-}
-
-/// Forgets all physical memory, in a forked child.
-pub(crate) fn renew_after_fork() {
-    BOOK.renew_after_fork();
-    let mut book = BOOK.lock();
-    book.memories.clear();
-    book.handles.clear();
-    book.mappings.clear();
 }

@@ -1,9 +1,12 @@
 //! What the pacer needs from this process: the clock, the accounts of the shares, and the driver's events.
 
-use super::{BORROWED, HANDLES, LEGACY, LOOKING, METER, OWNERS, PURSES, limiting, payer, till};
+use super::book::{HANDLES, LOOKING, METER, OWNERS, PURSES, till};
+use super::limits::{BORROWED, limiting, payer};
 use crate::device::Device;
+use crate::nvml::ask;
 use crate::share::Share;
-use crate::{account, captures, device, nvml, real, sys};
+use crate::stream::LEGACY;
+use crate::{account, captures, device, real, sys};
 use aliquot_quota::gate::{self, Entrance, Terms};
 use aliquot_quota::lease::{Lease, Purse, Room};
 use aliquot_quota::meter::{ASSUMED_SLICE_NS, Launch, Meter, Others, Seen};
@@ -233,7 +236,7 @@ fn processes(device: Device) -> u32 {
         return (before & 0xffff) as u32;
     }
     let uuid = account::shares_on(device).find_map(Share::uuid);
-    let count = uuid.and_then(|uuid| nvml::computing(&uuid)).map_or(1, |list| list.len().clamp(1, 0xffff));
+    let count = uuid.and_then(|uuid| ask::computing(&uuid)).map_or(1, |list| list.len().clamp(1, 0xffff));
     cell.store(now << 16 | count as u64, Relaxed);
     count as u32
 }

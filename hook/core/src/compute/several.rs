@@ -1,6 +1,8 @@
 //! Launches on several devices at once.
 
-use super::{Here, limiting, of, pass};
+use super::here::Here;
+use super::limits::limiting;
+use super::{of, pass};
 use crate::code::REFUSED;
 use crate::device::{self, Device};
 use crate::state::{self, Mode};

@@ -11,15 +11,15 @@
 //! The growth is charged before the driver is asked, and corrected afterwards by what NVML shows, where it
 //! shows this process.
 
-use super::{COSTS, REFRESHING, UnderWay, note_change};
+use super::book::{COSTS, REFRESHING, Raised, UnderWay, note_change};
+use super::overhead::used_by_us;
 use crate::account;
 use crate::code::{OUT_OF_MEMORY, REFUSED};
 use crate::device::{self, Device};
+use crate::nvml::ask::Use;
+use crate::real;
+use crate::reclaim;
 use crate::state::{self, Mode};
-use crate::{nvml, real};
-
-/// The number of limits that memory is taken for.
-pub(super) const COUNT: usize = 5;
 
 /// The deepest nesting of kernels that wait for each other, and the most launches under way, that need
 /// nothing extra.
@@ -29,15 +29,6 @@ const USUAL_LAUNCHES: u64 = 2048;
 /// and of each further launch (assumed: its 4 KiB of parameters and as much again).
 const LEVEL_BYTES: u64 = 150 << 20;
 const LAUNCH_BYTES: u64 = 8 << 10;
-
-/// The growth of one limit of a context.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Raised {
-    /// The limit that the context was made with, in its own unit, if it was ever changed.
-    base: Option<u64>,
-    /// Bytes charged for the growth.
-    bytes: u64,
-}
 
 /// A kind of limit, by its number in `CUlimit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,17 +103,17 @@ pub(crate) fn set(number: u32, value: u64, driver: impl Fn() -> i32) -> i32 {
     let reserved = limit.bytes(device, base, value).saturating_sub(raised.bytes);
     // Nobody may measure what grows until it is entered.
     let _under_way = UnderWay::begin();
-    if account::charge(device, reserved).is_err() {
+    if reclaim::charge(device, reserved).is_err() {
         return OUT_OF_MEMORY;
     }
-    let (used, held) = (nvml::used_by_us(device), account::held(device));
-    let code = account::retry(device, driver(), &driver);
+    let (used, held) = (used_by_us(device), account::held(device));
+    let code = reclaim::retry(device, driver(), &driver);
     if code != 0 {
         account::release(device, reserved);
         return code;
     }
-    let measured = match (used, nvml::used_by_us(device)) {
-        (nvml::Use::Listed(before), nvml::Use::Listed(after)) if reserved > 0 => {
+    let measured = match (used, used_by_us(device)) {
+        (Use::Listed(before), Use::Listed(after)) if reserved > 0 => {
             // Memory that other threads allocated meanwhile is not the context's.
             let meanwhile = account::held(device).saturating_sub(held);
             Some(after.saturating_sub(before).saturating_sub(meanwhile))
@@ -146,7 +137,7 @@ pub(crate) fn set(number: u32, value: u64, driver: impl Fn() -> i32) -> i32 {
         if let Some(cost) = cost {
             cost.bytes = cost.bytes.saturating_add(growth).saturating_sub(given_back);
             if let Some(raised) = cost.raised.get_mut(number as usize) {
-                *raised = super::Raised { base: Some(base), bytes: kept };
+                *raised = Raised { base: Some(base), bytes: kept };
             }
         }
         given_back

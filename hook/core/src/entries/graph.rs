@@ -3,6 +3,7 @@
 use crate::compute;
 use crate::graphs;
 use crate::real::call;
+use crate::stream;
 
 pub(super) unsafe extern "C" fn cuGraphInstantiate(
     out: *mut u64,
@@ -96,7 +97,7 @@ macro_rules! launches {
                     // SAFETY: the caller's own arguments.
                     unsafe { call!($symbol(exec, stream)) }
                 });
-                let stream = compute::named(stream, compute::$default);
+                let stream = stream::named(stream, stream::$default);
                 graphs::retried(exec, || compute::launch(exec, stream, false, driver))
             }
         )*

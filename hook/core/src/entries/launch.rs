@@ -1,9 +1,9 @@
 //! Entries of launches of kernels.
 
-use crate::captures;
-use crate::compute::{self, LEGACY, PER_THREAD, named};
+use crate::compute;
 use crate::real::call;
 use crate::state;
+use crate::stream::{LEGACY, PER_THREAD, named};
 use core::ffi::c_void;
 
 type Dimensions = (u32, u32, u32);
@@ -171,7 +171,7 @@ macro_rules! begins {
     ($($symbol:ident($($argument:ident: $kind:ty),*), $default:ident;)*) => {
         $(
             pub(super) unsafe extern "C" fn $symbol(stream: u64, $($argument: $kind),*) -> i32 {
-                captures::begin(named(stream, $default), || {
+                compute::begin_capture(named(stream, $default), || {
                     // SAFETY: the caller's own arguments.
                     unsafe { call!($symbol(stream, $($argument),*)) }
                 })
@@ -204,7 +204,7 @@ macro_rules! ends {
     ($($symbol:ident($($argument:ident: $kind:ty),*), $default:ident;)*) => {
         $(
             pub(super) unsafe extern "C" fn $symbol(stream: u64, $($argument: $kind),*) -> i32 {
-                captures::end(named(stream, $default), || {
+                compute::end_capture(named(stream, $default), || {
                     // SAFETY: the caller's own arguments.
                     unsafe { call!($symbol(stream, $($argument),*)) }
                 })

@@ -1,6 +1,6 @@
 //! Entries of NVML's memory and process queries.
 
-use crate::nvml::{self, DETAIL, NOT_FOUND, SAMPLE, UTILIZATION};
+use crate::nvml::tenant::{self, DETAIL, NOT_FOUND, SAMPLE, UTILIZATION};
 use crate::real::call;
 
 /// `nvmlMemory_t`
@@ -22,7 +22,7 @@ pub(super) struct MemoryV2 {
 }
 
 pub(super) unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: usize, memory: *mut Memory) -> i32 {
-    if let Some(code) = nvml::refusal(device) {
+    if let Some(code) = tenant::refusal(device) {
         return code;
     }
     // SAFETY: the caller's own arguments; NVML has filled the record in where it answers 0.
@@ -31,14 +31,14 @@ pub(super) unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: usize, memory: *
         if code == 0
             && let Some(memory) = memory.as_mut()
         {
-            nvml::memory(device, &mut memory.total, &mut memory.free, &mut memory.used);
+            tenant::memory(device, &mut memory.total, &mut memory.free, &mut memory.used);
         }
         code
     }
 }
 
 pub(super) unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: usize, memory: *mut MemoryV2) -> i32 {
-    if let Some(code) = nvml::refusal(device) {
+    if let Some(code) = tenant::refusal(device) {
         return code;
     }
     // SAFETY: as above.
@@ -46,7 +46,7 @@ pub(super) unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: usize, memory
         let code = call!(nvmlDeviceGetMemoryInfo_v2(device, memory));
         if code == 0
             && let Some(memory) = memory.as_mut()
-            && nvml::memory(device, &mut memory.total, &mut memory.free, &mut memory.used)
+            && tenant::memory(device, &mut memory.total, &mut memory.free, &mut memory.used)
         {
             // The memory that the driver keeps for itself is not the tenant's.
             memory.reserved = 0;
@@ -62,7 +62,7 @@ macro_rules! processes {
                 // SAFETY: the caller's own arguments.
                 unsafe {
                     let driver = |count: *mut u32, infos: *mut u8| call!($symbol(device, count, infos));
-                    nvml::processes(device, count, infos, $record, driver)
+                    tenant::processes(device, count, infos, $record, driver)
                 }
             }
         )*
@@ -93,7 +93,7 @@ pub(super) unsafe extern "C" fn nvmlDeviceGetRunningProcessDetailList(
     device: usize,
     list: *mut DetailList,
 ) -> i32 {
-    if let Some(code) = nvml::refusal(device) {
+    if let Some(code) = tenant::refusal(device) {
         return code;
     }
     // SAFETY: the caller's own arguments; NVML has filled the list in where it answers 0.
@@ -102,7 +102,7 @@ pub(super) unsafe extern "C" fn nvmlDeviceGetRunningProcessDetailList(
         if code == 0
             && let Some(list) = list.as_mut()
         {
-            list.count = nvml::keep_ours(device, list.records, list.count, DETAIL);
+            list.count = tenant::keep_ours(device, list.records, list.count, DETAIL);
         }
         code
     }
@@ -120,7 +120,7 @@ pub(super) unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
     count: *mut u32,
     last_seen: u64,
 ) -> i32 {
-    if let Some(code) = nvml::refusal(device) {
+    if let Some(code) = tenant::refusal(device) {
         return code;
     }
     // SAFETY: as above.
@@ -128,7 +128,7 @@ pub(super) unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
         let code = call!(nvmlDeviceGetProcessUtilization(device, samples, count, last_seen));
         match count.as_mut().filter(|_| code == 0) {
             Some(count) => {
-                *count = nvml::keep_ours(device, samples, *count, SAMPLE);
+                *count = tenant::keep_ours(device, samples, *count, SAMPLE);
                 found(*count)
             }
             None => code,
@@ -149,7 +149,7 @@ pub(super) unsafe extern "C" fn nvmlDeviceGetProcessesUtilizationInfo(
     device: usize,
     list: *mut UtilizationList,
 ) -> i32 {
-    if let Some(code) = nvml::refusal(device) {
+    if let Some(code) = tenant::refusal(device) {
         return code;
     }
     // SAFETY: as above.
@@ -157,7 +157,7 @@ pub(super) unsafe extern "C" fn nvmlDeviceGetProcessesUtilizationInfo(
         let code = call!(nvmlDeviceGetProcessesUtilizationInfo(device, list));
         match list.as_mut().filter(|_| code == 0) {
             Some(list) => {
-                list.count = nvml::keep_ours(device, list.records, list.count, UTILIZATION);
+                list.count = tenant::keep_ours(device, list.records, list.count, UTILIZATION);
                 found(list.count)
             }
             None => code,

@@ -1,9 +1,9 @@
 //! Entries of stream-ordered memory and pools.
 
-use crate::compute::{LEGACY, PER_THREAD, named};
 use crate::linear;
 use crate::pools::{self, From};
 use crate::real::call;
+use crate::stream::{LEGACY, PER_THREAD, named};
 use core::ffi::c_void;
 
 macro_rules! asynchronous {

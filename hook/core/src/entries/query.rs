@@ -3,8 +3,9 @@
 use crate::account;
 use crate::code::REFUSED;
 use crate::device;
-use crate::linear::{Gate, gate};
+use crate::gate::{Gate, gate};
 use crate::real::call;
+use crate::seen::seen;
 use crate::state::{self, Mode};
 
 pub(super) unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> i32 {
@@ -19,7 +20,7 @@ pub(super) unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut us
         if code == 0
             && let (Some(device), Some(free), Some(total)) = (device, free.as_mut(), total.as_mut())
         {
-            let seen = account::seen(device, *free as u64, *total as u64);
+            let seen = seen(device, *free as u64, *total as u64);
             (*free, *total) = (seen.free as usize, seen.total as usize);
         }
         code
@@ -38,7 +39,7 @@ pub(super) unsafe extern "C" fn cuMemGetInfo(free: *mut u32, total: *mut u32) ->
         if code == 0
             && let (Some(device), Some(free), Some(total)) = (device, free.as_mut(), total.as_mut())
         {
-            let seen = account::seen(device, u64::from(*free), u64::from(*total));
+            let seen = seen(device, u64::from(*free), u64::from(*total));
             *free = u32::try_from(seen.free).unwrap_or(u32::MAX);
             *total = u32::try_from(seen.total).unwrap_or(u32::MAX);
         }

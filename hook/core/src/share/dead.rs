@@ -2,7 +2,7 @@
 
 use super::Share;
 use super::files::pid_namespace;
-use crate::nvml::{self, List};
+use crate::nvml::ask::{self, List};
 use crate::sys::{self, File};
 use aliquot_quota::ledger::{self, Cells, LedgerError, Word};
 use aliquot_quota::region::{self, LOCK_BASE, Region, SLOT_COUNT, Slot, SlotState};
@@ -95,7 +95,7 @@ impl Share {
             if !held {
                 continue;
             }
-            let list: &Option<List> = list.get_or_insert_with(|| nvml::computing(&self.uuid()?));
+            let list: &Option<List> = list.get_or_insert_with(|| ask::computing(&self.uuid()?));
             let is_here = owner.pid_namespace.load(Relaxed) == here;
             let has_freed = list.as_ref().is_some_and(|list| is_here && list.lacks(owner.pid.load(Relaxed)));
             if !has_freed {
