@@ -2,7 +2,12 @@
 //!
 //! The loader walks under a lock. If another thread forks meanwhile, the lock stays locked in the child,
 //! whose next walk would wait for ever. So the C library's `fork` waits for the stub's walks, and they wait
-//! for it. Neither waits long: if one does not go on, the other does after a moment.
+//! for it.
+//!
+//! Either takes microseconds, but a busy machine stops a walk for a tenth of a second, and the fork of a process with
+//! hundreds of gigabytes takes seconds. So each waits for the other for as long as [`ROUNDS`] says. It gives up then,
+//! because the other may itself wait for what this thread has: a fork out of a signal handler within a walk, or a walk
+//! behind somebody else's that waits for an allocator which is locked for the fork.
 
 use crate::scope;
 use crate::sys;
@@ -14,8 +19,8 @@ static WALKS: AtomicU32 = AtomicU32::new(0);
 /// The number of forks under way.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// The number of times that one side waits, at most 10 ms each time.
-const ROUNDS: usize = 10;
+/// The number of times that one side waits, at most 10 ms each time: 10 s together.
+const ROUNDS: usize = 1000;
 
 /// Makes a walk when nobody forks.
 pub(crate) fn walk<R>(walk: impl FnOnce() -> R) -> R {

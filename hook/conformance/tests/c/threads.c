@@ -1,6 +1,7 @@
 /* CUDA from threads with small stacks, children of many threads, and vfork. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <link.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,7 @@
 typedef int (*fn)();
 typedef unsigned long long ptr;
 static void *cuda, *nvml, *context;
-static volatile int stop;
+static volatile int stop, walked, slow, during, inside;
 
 /* Everything from the first look-up on. */
 static void *small(void *unused) {
@@ -49,7 +50,37 @@ static void *search(void *unused) {
     return 0;
 }
 
+/* A look-up for which the stub walks over what is loaded, as the caller is no part of the driver. */
+static void *walks(void *unused) {
+    while (!stop) {
+        __atomic_add_fetch(&walked, 1, __ATOMIC_SEQ_CST);
+        dlsym(RTLD_NEXT, "cuMemAllocManaged");
+    }
+    return 0;
+}
+
+/* A fork that takes a second once the stub is asked: handlers that are there before the stub's come after it. */
+static void slow_fork(void) {
+    if (!slow) return;
+    int before = walked;
+    usleep(1000000);
+    during = walked - before;
+}
+
+static int stay(struct dl_phdr_info *info, size_t size, void *data) {
+    __atomic_store_n(&inside, 1, __ATOMIC_SEQ_CST);
+    usleep(500000);
+    return 1;
+}
+
+/* Somebody else's walk, with the loader's lock, which takes half a second. */
+static void *holds(void *unused) {
+    dl_iterate_phdr(stay, 0);
+    return 0;
+}
+
 int main(int argc, char **argv) {
+    pthread_atfork(slow_fork, 0, 0);
     cuda = dlopen("libcuda.so.1", RTLD_NOW);
     if (!strcmp(argv[1], "small")) {
         pthread_attr_t attributes;
@@ -71,7 +102,41 @@ int main(int argc, char **argv) {
         for (int i = 0; i < 4; i++) pthread_create(&thread, 0, hammer, 0);
         for (;;) pause();
     }
-    if (!strcmp(argv[1], "forks")) {
+    if (!strcmp(argv[1], "slow")) {
+        pthread_t threads[2];
+        int status = 0;
+        for (int i = 0; i < 2; i++) pthread_create(&threads[i], 0, walks, 0);
+        slow = 1;
+        pid_t child = fork();
+        if (!child) {
+            alarm(60);
+            dlsym(RTLD_NEXT, "cuMemAllocManaged");
+            _exit(0);
+        }
+        waitpid(child, &status, 0);
+        stop = 1;
+        for (int i = 0; i < 2; i++) pthread_join(threads[i], 0);
+        printf("status = %d\nduring = %d\n", status, during);
+    } else if (!strcmp(argv[1], "held")) {
+        pthread_t holder, walker;
+        int status = 0;
+        pthread_create(&holder, 0, holds, 0);
+        while (!inside) usleep(1000);
+        pthread_create(&walker, 0, walks, 0);
+        while (!walked) usleep(1000);
+        usleep(100000);
+        pid_t child = fork();
+        if (!child) {
+            alarm(60);
+            dlsym(RTLD_NEXT, "cuMemAllocManaged");
+            _exit(0);
+        }
+        waitpid(child, &status, 0);
+        stop = 1;
+        pthread_join(walker, 0);
+        pthread_join(holder, 0);
+        printf("status = %d\n", status);
+    } else if (!strcmp(argv[1], "forks")) {
         pthread_t threads[4];
         int bad = 0;
         nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);

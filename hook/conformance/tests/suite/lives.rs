@@ -66,6 +66,27 @@ fn children_of_a_process_with_many_threads_wait_for_none_of_them() {
 }
 
 #[test]
+fn nothing_walks_under_the_loaders_lock_while_a_large_process_forks() {
+    let bench = bench(GIB);
+    let (_folder, program) = made("threads", &["-ldl", "-lpthread"]);
+    let mut command = bench.command(&program);
+    command.arg("slow");
+    let answers = answers(command);
+    assert_eq!(answers[1], "0", "the child's status");
+    // Each of the two threads may begin one look-up during the fork, and none comes to its end.
+    assert!(answers[2].parse::<u32>().unwrap() <= 2, "{} look-ups during the fork", answers[2]);
+}
+
+#[test]
+fn a_fork_waits_for_a_walk_that_waits_for_somebody_elses() {
+    let bench = bench(GIB);
+    let (_folder, program) = made("threads", &["-ldl", "-lpthread"]);
+    let mut command = bench.command(&program);
+    command.arg("held");
+    assert_eq!(answers(command)[1], "0", "the child's status");
+}
+
+#[test]
 fn storms_of_killed_processes_with_many_threads_leave_nothing_and_never_exceed_the_quota() {
     const QUOTA: u64 = 48 * MIB;
     let bench = bench(QUOTA);
