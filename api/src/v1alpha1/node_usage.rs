@@ -5,7 +5,7 @@
 //! is numbered by the node, and listed until the controller has acknowledged its number, so it is neither
 //! lost nor counted twice, whichever process is killed at any time.
 
-use aliquot_model::MicroGpus;
+use aliquot_model::charge::{HeldClaim, Release};
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -35,42 +35,6 @@ pub struct NodeUsageSpec {
     pub released: Vec<Release>,
 }
 
-/// A claim that holds, or held, devices of a node.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct HeldClaim {
-    /// Namespace of the claim.
-    pub namespace: String,
-    /// Name of the claim.
-    pub name: String,
-    /// UID of the claim.
-    pub uid: String,
-    /// Millionths of a GPU.
-    #[schemars(schema_with = "micro_gpus")]
-    pub micro_gpus: MicroGpus,
-    /// Millionths of a GPU of what the claim asked for first. It is absent if the claim has that, or if it is not known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "micro_gpus")]
-    pub asked_micro_gpus: Option<MicroGpus>,
-    /// When the claim was allocated, in seconds since the epoch; when it was prepared, if the allocation has
-    /// no time.
-    pub since: i64,
-}
-
-/// A claim whose devices are free again.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Release {
-    /// Number of the release in the ledger, from 1 without gaps.
-    #[schemars(range(min = 1))]
-    pub number: u64,
-    /// The claim.
-    #[serde(flatten)]
-    pub claim: HeldClaim,
-    /// When the kubelet gave the devices back, in seconds since the epoch.
-    pub until: i64,
-}
-
 /// Written by the controller alone.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -88,8 +52,4 @@ impl NodeUsageStatus {
     pub fn acknowledged_of(&self, ledger: &str) -> u64 {
         if self.ledger == ledger { self.acknowledged } else { 0 }
     }
-}
-
-fn micro_gpus(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    schemars::json_schema!({"type": "integer", "format": "int64", "minimum": 0})
 }

@@ -1,8 +1,7 @@
 //! Keeps numbered records of claims that released their hardware, until the controller has acknowledged their
 //! numbers. Pure, except for the ledger's name.
 
-use aliquot_api::v1alpha1::NodeUsageStatus;
-use aliquot_api::v1alpha1::node_usage::{HeldClaim, Release};
+use aliquot_model::charge::{HeldClaim, Release};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -49,12 +48,12 @@ impl Releases {
     }
 
     /// Returns the ledger's name; empty until [`Self::prepare`] gives it one.
-    pub(super) fn ledger(&self) -> &str {
+    pub(crate) fn ledger(&self) -> &str {
         &self.ledger
     }
 
     /// Returns the records to list in the API now.
-    pub(super) fn listed(&self) -> Vec<Release> {
+    pub(crate) fn listed(&self) -> Vec<Release> {
         self.list.iter().take(MOST_LISTED).cloned().collect()
     }
 
@@ -80,13 +79,14 @@ impl Releases {
         }
     }
 
-    /// Gives the ledger a name and forgets the acknowledged records. Returns true if anything changed.
-    pub(crate) fn prepare(&mut self, acknowledged: &NodeUsageStatus) -> bool {
+    /// Gives the ledger a name and forgets the records up to the number that is acknowledged of a ledger of this name.
+    /// Returns true if anything changed.
+    pub(crate) fn prepare(&mut self, acknowledged: impl FnOnce(&str) -> u64) -> bool {
         let before = (self.ledger.is_empty(), self.list.len());
         if self.ledger.is_empty() {
             self.ledger = Uuid::new_v4().to_string();
         }
-        let number = acknowledged.acknowledged_of(&self.ledger);
+        let number = acknowledged(&self.ledger);
         self.list.retain(|release| release.number > number);
         before != (false, self.list.len())
     }
@@ -118,16 +118,15 @@ mod tests {
         for uid in ["a", "b", "c"] {
             releases.push(held(uid), 20);
         }
-        assert!(releases.prepare(&NodeUsageStatus::default()), "it got a name");
-        assert!(!releases.prepare(&NodeUsageStatus::default()));
-        let answer = NodeUsageStatus { ledger: releases.ledger.clone(), acknowledged: 2 };
-        assert!(releases.prepare(&answer));
+        assert!(releases.prepare(|_| 0), "it got a name");
+        assert!(!releases.prepare(|_| 0));
+        assert!(releases.prepare(|_| 2));
         assert_eq!(numbers(&releases), [3]);
         releases.push(held("d"), 30);
         assert_eq!(numbers(&releases), [3, 4]);
         // An answer to another ledger means nothing here.
-        let other = NodeUsageStatus { ledger: "other".to_owned(), acknowledged: 9 };
-        assert!(!releases.prepare(&other));
+        let name = releases.ledger.clone();
+        assert!(!releases.prepare(|ledger| if ledger == name { 0 } else { 9 }));
         assert_eq!(numbers(&releases), [3, 4]);
     }
 

@@ -5,8 +5,7 @@
 //! neither lose nor repeat it. It is removed when the controller has acknowledged its number.
 
 use super::{Charge, Ledger, Record, State};
-use aliquot_api::v1alpha1::NodeUsageSpec;
-use aliquot_api::v1alpha1::node_usage::HeldClaim;
+use aliquot_model::charge::HeldClaim;
 
 fn held(record: &Record, charge: Charge) -> HeldClaim {
     HeldClaim {
@@ -26,17 +25,13 @@ impl Ledger {
         self.releases.push(held(record, charge), until);
     }
 
-    /// Returns the usage that the controller is to know.
-    pub(crate) fn usage(&self) -> NodeUsageSpec {
+    /// Returns the claims that hold hardware, as the controller is to know, ascending by UID.
+    pub(crate) fn held_claims(&self) -> Vec<HeldClaim> {
         // A parked claim is charged by what the API says of it.
         let holds =
             |record: &&Record| record.confirmed && record.state != State::Unpreparing && !record.is_parked();
         let records = self.claims.values().filter(holds);
-        NodeUsageSpec {
-            ledger: self.releases.ledger().to_owned(),
-            held: records.filter_map(|record| Some(held(record, record.charge?))).collect(),
-            released: self.releases.listed(),
-        }
+        records.filter_map(|record| Some(held(record, record.charge?))).collect()
     }
 }
 
@@ -84,7 +79,7 @@ mod tests {
         ] {
             ledger.claims.insert(uid.to_owned(), Record { state, confirmed, ..record(uid, None) });
         }
-        let uids: Vec<String> = ledger.usage().held.into_iter().map(|claim| claim.uid).collect();
+        let uids: Vec<String> = ledger.held_claims().into_iter().map(|claim| claim.uid).collect();
         assert_eq!(uids, [testing::claim("a").uid, testing::claim("b").uid]);
     }
 }

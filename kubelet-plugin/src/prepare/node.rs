@@ -63,12 +63,16 @@ impl Node {
     pub fn usage(&self, acknowledged: &NodeUsageStatus) -> Result<NodeUsageSpec, StoreError> {
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
-        if ledger.releases.prepare(acknowledged) {
+        if ledger.releases.prepare(|name| acknowledged.acknowledged_of(name)) {
             self.machine.probe.at("before forgetting");
             locked.save_releasing(&ledger)?;
             self.machine.probe.at("after forgetting");
         }
-        Ok(ledger.usage())
+        Ok(NodeUsageSpec {
+            ledger: ledger.releases.ledger().to_owned(),
+            held: ledger.held_claims(),
+            released: ledger.releases.listed(),
+        })
     }
 
     /// Notes the claims that were given GPUs that are no longer here, as the API reported. Returns true if

@@ -17,7 +17,7 @@ use super::status::Standing;
 use crate::api_time;
 use crate::snapshot::{ObjectKey, Uid};
 use aliquot_api::v1alpha1::gpu_budget::Enforcement;
-use aliquot_api::v1alpha1::node_usage::Release;
+use aliquot_model::charge::Release;
 use entry::{Entry, account_of};
 use serde_json::Value;
 use sights::Sights;

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::budget::account::{Account, Allocated, Sight, Site};
-use aliquot_api::v1alpha1::node_usage::HeldClaim;
 use aliquot_api::v1alpha1::{NodeUsageSpec, NodeUsageStatus};
 use aliquot_model::MicroGpus;
+use aliquot_model::charge::HeldClaim;
 use kube::api::DynamicObject;
 use rstest::rstest;
 use serde_json::json;

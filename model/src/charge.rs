@@ -1,7 +1,9 @@
-//! The charge of a device: the part of a GPU that it is.
+//! Charges: the part of a GPU that a device is, and the claims that have, or had, such parts.
 
 use crate::{DeviceKind, GpuInfo, MigProfile};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::fmt;
 
 /// A part of a GPU, or several GPUs, in millionths of a GPU.
@@ -88,6 +90,55 @@ impl fmt::Display for MicroGpus {
         let decimals = format!("{rest:06}");
         write!(f, "{whole}.{}", decimals.trim_end_matches('0'))
     }
+}
+
+impl JsonSchema for MicroGpus {
+    fn schema_name() -> Cow<'static, str> {
+        "MicroGpus".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "integer", "format": "int64", "minimum": 0})
+    }
+}
+
+/// A claim that holds, or held, devices of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HeldClaim {
+    /// Namespace of the claim.
+    pub namespace: String,
+    /// Name of the claim.
+    pub name: String,
+    /// UID of the claim.
+    pub uid: String,
+    /// Millionths of a GPU.
+    pub micro_gpus: MicroGpus,
+    /// Millionths of a GPU of what the claim asked for first. It is absent if the claim has that, or if it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "MicroGpus")]
+    pub asked_micro_gpus: Option<MicroGpus>,
+    /// When the claim was allocated, in seconds since the epoch; when it was prepared, if the allocation has
+    /// no time.
+    pub since: i64,
+}
+
+/// A claim whose devices are free again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Release {
+    /// Number of the release in the ledger, from 1 without gaps.
+    #[schemars(range(min = 1))]
+    pub number: u64,
+    /// The claim.
+    #[serde(flatten)]
+    pub claim: HeldClaim,
+    /// When the kubelet gave the devices back, in seconds since the epoch.
+    pub until: i64,
 }
 
 #[cfg(test)]
