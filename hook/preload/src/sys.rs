@@ -53,11 +53,28 @@ pub(crate) fn thread_of_process() -> u64 {
     (pid as u64) << 32 | tid as u64
 }
 
-/// Sleeps while `word` is `value` and nobody wakes the thread, at most 10 ms.
-pub(crate) fn wait(word: &core::sync::atomic::AtomicU32, value: u32) {
+/// Returns the calling thread's pointer to its own data, which no two threads of a process share at a time; never 0.
+pub(crate) fn thread_pointer() -> usize {
+    let pointer: usize;
+    // SAFETY: reads what every thread of glibc's and musl's has: on x86-64 the pointer's own address is its first word.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        asm!("mov {}, qword ptr fs:[0]", out(reg) pointer, options(nostack, readonly, preserves_flags));
+        #[cfg(target_arch = "aarch64")]
+        asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nomem, nostack, preserves_flags));
+    }
+    pointer
+}
+
+/// Sleeps while `word` is `value` and nobody wakes the thread, at most 10 ms. Returns true if these are over.
+pub(crate) fn wait(word: &core::sync::atomic::AtomicU32, value: u32) -> bool {
+    const ETIMEDOUT: isize = 110;
     let timeout: [i64; 2] = [0, 10_000_000];
     // SAFETY: FUTEX_WAIT | PRIVATE reads the word and the timeout, both of which outlive the call.
-    unsafe { call(number::FUTEX, word.as_ptr() as usize, 128, value as usize, timeout.as_ptr() as usize) };
+    let code = unsafe {
+        call(number::FUTEX, word.as_ptr() as usize, 128, value as usize, timeout.as_ptr() as usize)
+    };
+    code == -ETIMEDOUT
 }
 
 /// Wakes all threads that sleep on `word`.

@@ -28,7 +28,8 @@ pub(crate) fn call(
     let driver = driver::get();
     let result = admit(driver, name, need).and_then(|()| {
         let result = body(driver);
-        if driver.needs_threads() {
+        // A forked child has the table of its parent, but none of its threads, and gets none.
+        if driver.needs_threads() && driver.check_process().is_ok() {
             worker::start(driver);
         }
         result

@@ -5,8 +5,11 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/time.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef int (*fn)();
@@ -79,6 +82,23 @@ static void *holds(void *unused) {
     return 0;
 }
 
+static double longest;
+static int forked;
+
+/* A fork wherever the thread is. */
+static void fork_here(int number) {
+    struct timespec from, to;
+    int status = 0;
+    clock_gettime(CLOCK_MONOTONIC, &from);
+    pid_t child = fork();
+    if (!child) _exit(0);
+    clock_gettime(CLOCK_MONOTONIC, &to);
+    waitpid(child, &status, 0);
+    double took = to.tv_sec - from.tv_sec + (to.tv_nsec - from.tv_nsec) / 1e9;
+    if (took > longest) longest = took;
+    forked++;
+}
+
 int main(int argc, char **argv) {
     pthread_atfork(slow_fork, 0, 0);
     cuda = dlopen("libcuda.so.1", RTLD_NOW);
@@ -117,6 +137,14 @@ int main(int argc, char **argv) {
         stop = 1;
         for (int i = 0; i < 2; i++) pthread_join(threads[i], 0);
         printf("status = %d\nduring = %d\n", status, during);
+    } else if (!strcmp(argv[1], "signal")) {
+        struct itimerval often = {{0, 500}, {0, 500}};
+        signal(SIGALRM, fork_here);
+        setitimer(ITIMER_REAL, &often, 0);
+        while (forked < 300) dlsym(RTLD_NEXT, "cuMemAllocManaged");
+        often.it_interval.tv_usec = often.it_value.tv_usec = 0;
+        setitimer(ITIMER_REAL, &often, 0);
+        printf("late = %d\n", longest > 9);
     } else if (!strcmp(argv[1], "held")) {
         pthread_t holder, walker;
         int status = 0;

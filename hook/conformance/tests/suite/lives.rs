@@ -87,6 +87,15 @@ fn a_fork_waits_for_a_walk_that_waits_for_somebody_elses() {
 }
 
 #[test]
+fn a_fork_in_a_signal_handler_waits_for_no_walk_that_it_interrupts() {
+    let bench = bench(GIB);
+    let (_folder, program) = made("threads", &["-ldl", "-lpthread"]);
+    let mut command = bench.command(&program);
+    command.arg("signal");
+    assert_eq!(answers(command)[1], "0", "a fork waited for as long as it ever does");
+}
+
+#[test]
 fn storms_of_killed_processes_with_many_threads_leave_nothing_and_never_exceed_the_quota() {
     const QUOTA: u64 = 48 * MIB;
     let bench = bench(QUOTA);

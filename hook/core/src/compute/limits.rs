@@ -1,4 +1,4 @@
-//! The shares that limit a device's time, and which of them an account is.
+//! The shares that limit a device's time, and which of them pays.
 
 use crate::account;
 use crate::config;
