@@ -10,6 +10,7 @@ use crate::claim::{self, ClaimRef, Request};
 use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::notice;
+use crate::object_names;
 use crate::prepare::{Node, Prepared};
 use crate::reasons;
 use crate::retained;
@@ -98,7 +99,7 @@ impl Agent {
     }
 
     async fn try_prepare(&self, claim: &ClaimRef) -> Result<Vec<Prepared>, CallError> {
-        if !claim::is_safe_uid(&claim.uid) {
+        if !object_names::is_safe_uid(&claim.uid) {
             return Err(CallError::BadUid(claim.clone()));
         }
         let object = match self.look_up(claim).await {

@@ -5,7 +5,7 @@
 //! `consumedCapacity`, never from the request.
 
 use crate::ledger::Given;
-use crate::metadata;
+use crate::object_names;
 use aliquot_model::config::{
     self, Config, FailMode, GpuConfig, MigConfig, MpsConfig, ShareConfig, VfioConfig,
 };
@@ -26,12 +26,6 @@ mod names;
 pub use allocation::given;
 pub use error::ClaimError;
 pub use names::{ClaimRef, Consumed, ResultKey};
-
-/// Returns true if a UID is safe as part of a file name. Kubernetes makes UUIDs, but the text comes over a
-/// socket and ends in paths.
-pub fn is_safe_uid(uid: &str) -> bool {
-    !uid.is_empty() && uid.len() <= 64 && uid.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
-}
 
 /// The settings of a device, after all config entries were applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -154,7 +148,7 @@ pub fn decode(
 /// their own claim, and it becomes part of a path. So a value that cannot be such a name counts as absent.
 fn pod_claim_name(object: &ResourceClaim) -> Option<String> {
     let name = object.metadata.annotations.as_ref()?.get(POD_CLAIM_NAME)?;
-    metadata::is_label(name).then(|| name.clone())
+    object_names::is_label(name).then(|| name.clone())
 }
 
 /// Returns the controller's entry that keeps a claim without a pod. `reservedFor` is part of the status,

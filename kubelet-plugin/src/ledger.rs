@@ -1,7 +1,7 @@
 //! The record of what this node holds for each claim: the data of the checkpoint and the rules over it. Pure:
 //! it does no I/O.
 //!
-//! The ledger is the last line of defence (design.md, "Who allocates", rule 8): whatever an allocator or a
+//! The ledger is the last line of defence (ARCHITECTURE.md, invariant 1): whatever an allocator or a
 //! race says, nothing is prepared that overlaps something already prepared.
 
 // The fuzzer of the checkpoint has this file without the rest of the agent (`e2e/fuzz`).

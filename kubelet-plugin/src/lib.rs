@@ -40,6 +40,7 @@ pub mod metadata;
 pub mod metrics;
 pub mod mps;
 pub mod notice;
+mod object_names;
 pub mod orphans;
 pub mod own_partitions;
 pub mod pages;

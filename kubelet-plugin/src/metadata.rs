@@ -25,8 +25,9 @@
 
 pub mod files;
 
-use crate::claim::{ClaimRef, is_safe_uid};
+use crate::claim::ClaimRef;
 use crate::ledger::{Device, Metadata};
+use crate::object_names::{is_claim_name, is_label, is_safe_uid};
 use crate::resourceslice;
 use aliquot_cdi::{ContainerEdits, Device as CdiDevice, Mount, NameError, Spec};
 use aliquot_model::layout::{Attribute, device_attributes};
@@ -44,10 +45,6 @@ pub const KIND: &str = "DeviceMetadata";
 pub const CONTAINER_DIR: &str = "/var/run/kubernetes.io/dra-device-attributes";
 /// The class part of the CDI kind; the vendor is the driver's name.
 pub const CLASS: &str = "metadata";
-/// The longest name of a namespace or request, and (`MOST_OF_NAME`) of a claim.
-const MOST_OF_LABEL: usize = 63;
-const MOST_OF_NAME: usize = 253;
-
 /// The reason why a file cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum MetadataError {
@@ -108,22 +105,6 @@ pub fn device_id(driver: &str, uid: &str, request: &str) -> String {
 /// Returns a request without its subrequest.
 pub fn base(request: &str) -> &str {
     request.split('/').next().unwrap_or_default()
-}
-
-/// Returns true if Kubernetes could have given a request, or a claim in a pod, this name.
-pub fn is_label(text: &str) -> bool {
-    text.len() <= MOST_OF_LABEL && is_part(text)
-}
-
-/// Returns true if Kubernetes could have given a claim this name.
-fn is_claim_name(text: &str) -> bool {
-    text.len() <= MOST_OF_NAME && text.split('.').all(is_part)
-}
-
-/// Returns true for lower-case letters, digits and hyphens, with no hyphen first or last.
-fn is_part(text: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    !text.is_empty() && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-')
 }
 
 /// Returns the path of a request's file in the container.

@@ -197,15 +197,6 @@ fn result_ids_differ_by_share_and_are_stable() {
     assert_eq!(id(Some("a")).len(), "u-1-".len() + 8);
 }
 
-#[rstest]
-#[case("8d5f5f9e-0b6c-4e0d-8a44-6c1d0d4f3f7e", true)]
-#[case("../../etc", false)]
-#[case("", false)]
-#[case("a/b", false)]
-fn uids_that_could_leave_a_directory_are_unsafe(#[case] uid: &str, #[case] safe: bool) {
-    assert_eq!(is_safe_uid(uid), safe);
-}
-
 #[test]
 fn a_reallocated_claim_is_told_from_the_prepared_one() {
     let object = claim(json!([result("g", "gpu-0")]), json!([]));

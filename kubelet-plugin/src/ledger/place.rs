@@ -1,4 +1,4 @@
-//! Names a partition by its place.
+//! The place of a partition: GPU, profile and placement.
 
 use aliquot_model::{GpuUuid, Placement};
 

@@ -2,7 +2,7 @@
 //! kill everything is found again.
 
 use super::{RequestFile, root, spec_prefix, spec_prefix_of};
-use crate::claim::is_safe_uid;
+use crate::object_names::is_safe_uid;
 use crate::store::{StoreError, io_error, replace_with, sync_dir};
 use aliquot_cdi::SpecDir;
 use std::collections::BTreeSet;
