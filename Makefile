@@ -61,7 +61,7 @@ lint: ## Formatting, clippy, licences and advisories, generated files.
 	@tools/lint
 
 .PHONY: generate
-generate: ## Rendered manifests and docs/reference.
+generate: ## CustomResourceDefinitions of the chart, rendered manifests, and docs/reference.
 	@tools/generate
 
 .PHONY: cluster

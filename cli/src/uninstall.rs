@@ -281,13 +281,13 @@ impl Uninstall {
                 self.delete(&api, &claim.name_any()).await?;
             }
         }
-        let retention_records = self.own::<ConfigMap>();
+        let config_maps = self.own::<ConfigMap>();
         for record in
-            retention_records.list(&ListParams::default().labels(&format!("{RETENTION_RECORD}=true"))).await?
+            config_maps.list(&ListParams::default().labels(&format!("{RETENTION_RECORD}=true"))).await?
         {
-            self.delete(&retention_records, &record.name_any()).await?;
+            self.delete(&config_maps, &record.name_any()).await?;
         }
-        self.delete(&retention_records, ALLOWANCE).await?;
+        self.delete(&config_maps, ALLOWANCE).await?;
         Ok(())
     }
 

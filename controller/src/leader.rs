@@ -69,7 +69,7 @@ impl Leader {
         if elastic {
             watch::start_limits(&self.client, &sender, &mut watches);
         }
-        if let Some(namespace) = &self.settings.retention_records {
+        if let Some(namespace) = &self.settings.retention_namespace {
             watch::read_retention_records(&self.client, namespace, &sender, &mut watches);
         }
         if let Some(compacting) = &self.settings.compaction {

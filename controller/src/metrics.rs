@@ -156,7 +156,7 @@ impl Metrics {
             "Objects in the index, by kind: what memory is needed for",
             metrics.objects.clone(),
         );
-        registry.register("deallocations", "Allocations taken back, by reason", metrics.deallocated.clone());
+        registry.register("deallocations", "Allocations taken back, by outcome: what it was for (undo, gang, unbindable, preempted, hold, successor)", metrics.deallocated.clone());
         registry.register(
             "evictions",
             "Evictions for pods of higher priority and to fill gaps, by outcome",

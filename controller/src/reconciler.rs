@@ -107,7 +107,7 @@ pub enum Input {
     NodeUsage(Seen<DynamicObject>),
     /// A change of NodeLimits.
     NodeLimits(Seen<DynamicObject>),
-    /// The retention records that were recorded before this leadership: which devices ended pods leave to the next.
+    /// The retention records of earlier leaders: which devices ended pods leave to the next.
     RetentionRecords(Vec<ConfigMap>),
     /// The outcome of a job.
     Done(Box<Outcome>),
@@ -285,7 +285,7 @@ impl Reconciler {
             ("budgets", self.settings.budgets),
             ("nodeusages", self.settings.budgets),
             ("nodelimits", self.settings.elastic),
-            ("retention_records", self.settings.retention_records.is_some()),
+            ("retention_records", self.settings.retention_namespace.is_some()),
         ];
         let needed = ["slices", "classes", "claims", "pods", "nodes"];
         let optional = optional.into_iter().filter_map(|(kind, watched)| watched.then_some(kind));
@@ -402,7 +402,7 @@ impl Reconciler {
                     self.unbindable.note(&key, self.index.pod(&key), now);
                     let ends = self.index.pod(&key).filter(|pod| pod.deleting || pod.terminal).cloned();
                     if let Some(pod) = ends {
-                        self.note_ending(&pod, now);
+                        self.note_ended_pod(&pod, now);
                     }
                 }
                 change
@@ -413,7 +413,7 @@ impl Reconciler {
                 // The deleted object is the pod's last state, which may not have been seen before.
                 self.index.apply_pod(&pod);
                 if let Some(pod) = self.index.pod(&key).cloned() {
-                    self.note_ending(&pod, now);
+                    self.note_ended_pod(&pod, now);
                 }
                 self.index.delete_pod(&key)
             }

@@ -139,7 +139,7 @@ pub async fn elect(
                 ..Compacting::default()
             }),
             holds: hold::Limits { usual: args.hold_for, most: args.hold_at_most },
-            retention_records: (!args.hold_at_most.is_zero()).then(|| args.namespace.as_str().into()),
+            retention_namespace: (!args.hold_at_most.is_zero()).then(|| args.namespace.as_str().into()),
             budgets: args.budgets,
             namespaces_and_volumes: true,
             elastic: args.elastic_shares,

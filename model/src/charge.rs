@@ -116,7 +116,7 @@ pub struct HeldClaim {
     pub name: String,
     /// UID of the claim.
     pub uid: String,
-    /// Millionths of a GPU.
+    /// What the claim is charged, in millionths of a GPU.
     pub micro_gpus: MicroGpus,
     /// Millionths of a GPU of what the claim asked for first. It is absent if the claim has that, or if it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]

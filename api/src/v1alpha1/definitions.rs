@@ -1,7 +1,7 @@
 //! The CustomResourceDefinitions of the kinds.
 
 use super::{GpuBudget, GpuQuota, NodeLimits, NodeUsage};
-use kube::{CustomResourceExt, Resource};
+use kube::CustomResourceExt;
 use serde_json::{Value, json};
 
 /// The definition of a kind, as the chart has it.
@@ -25,16 +25,12 @@ pub fn definitions() -> Vec<Definition> {
     ]
 }
 
-/// Returns the CustomResourceDefinition of a kind; null if the type is none of this driver's.
-pub fn definition<K: Resource<DynamicType = ()>>() -> Value {
-    let kind = K::kind(&());
-    let is_it =
-        |it: &Definition| it.definition.pointer("/spec/names/kind").is_some_and(|found| *found == *kind);
-    let found = definitions().into_iter().find(is_it);
-    found.map(|it| it.definition).unwrap_or_default()
+fn of<K: CustomResourceExt>(module: &'static str, switch: Option<&'static str>) -> Definition {
+    Definition { module, switch, definition: definition::<K>() }
 }
 
-fn of<K: CustomResourceExt>(module: &'static str, switch: Option<&'static str>) -> Definition {
+/// Returns the CustomResourceDefinition of a kind.
+pub fn definition<K: CustomResourceExt>() -> Value {
     let mut definition = serde_json::to_value(K::crd()).unwrap_or_default();
     let versions = definition.pointer_mut("/spec/versions").and_then(Value::as_array_mut);
     for version in versions.into_iter().flatten() {
@@ -45,10 +41,10 @@ fn of<K: CustomResourceExt>(module: &'static str, switch: Option<&'static str>) 
             status.remove("nullable");
         }
     }
-    Definition { module, switch, definition }
+    definition
 }
 
-/// Makes a schema one as people write them for Kubernetes: without Rust's own formats, with whole numbers as such, the
+/// Writes a schema as people do for Kubernetes: without Rust's own formats, with whole numbers as such, the
 /// first paragraph of a description on one line, and no default that is empty, as absence means the same.
 fn make_plain(schema: &mut Value) {
     let Some(fields) = schema.as_object_mut() else { return };

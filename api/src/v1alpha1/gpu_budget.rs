@@ -20,6 +20,7 @@ use serde_json::{Value, json};
     namespaced,
     status = "GpuBudgetStatus",
     derive = "PartialEq",
+    // Budgets are the users' own: they stay when the chart is deleted.
     annotation("helm.sh/resource-policy", "keep"),
     doc = "GpuBudget is how much GPU time the claims of its namespace may use in a window, and what happens when it is used up. A whole GPU is charged as 1, a partition or share by the larger of its fractions of memory and compute, from allocation to release.",
     printcolumn = r#"{"name": "Limit", "type": "string", "jsonPath": ".status.limit", "description": "GPU-hours in a window"}"#,
@@ -117,18 +118,18 @@ pub struct GpuBudgetStatus {
     pub observed_generation: i64,
     /// Within, Over, or Invalid.
     pub state: String,
-    /// GPU-hours.
+    /// GPU-hours of a window.
     pub limit: Option<String>,
-    /// GPU-hours, rounded down.
+    /// GPU-hours used, rounded down.
     pub used: Option<String>,
-    /// GPU-hours, rounded down.
+    /// GPU-hours left, rounded down.
     pub remaining: Option<String>,
     /// The window in words.
     pub window: Option<String>,
-    /// Of a calendar window.
+    /// When the calendar window began.
     #[schemars(schema_with = "time")]
     pub window_start: Option<String>,
-    /// Of a calendar window.
+    /// When the calendar window ends.
     #[schemars(schema_with = "time")]
     pub window_end: Option<String>,
     /// Claims that are charged now.
@@ -144,7 +145,7 @@ pub struct GpuBudgetStatus {
     /// One of type WithinBudget, which says whether something is left.
     #[schemars(schema_with = "conditions")]
     pub conditions: Vec<Condition>,
-    /// The controller's bookkeeping, from which everything above is computed: how the charged parts
+    /// The controller's bookkeeping, from which everything else in the status is computed: how the charged parts
     /// of GPUs changed over time, and which claims they were for. At most 440 kB.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Account")]

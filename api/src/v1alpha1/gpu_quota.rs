@@ -1,4 +1,5 @@
-//! GpuQuota: what the claims of a namespace may hold together, and what a single claim may hold.
+//! GpuQuota: what the claims of a namespace may hold together, and what a single claim may hold: memory and compute of
+//! GPUs, which Kubernetes' ResourceQuota cannot express.
 
 use aliquot_model::Quantity;
 use kube::CustomResource;
@@ -17,6 +18,7 @@ use std::borrow::Cow;
     namespaced,
     status = "GpuQuotaStatus",
     derive = "PartialEq",
+    // Quotas are the users' own: they stay when the chart is deleted.
     annotation("helm.sh/resource-policy", "keep"),
     doc = "GpuQuota is how much of GPUs the claims of its namespace may hold, together and each of them.",
     printcolumn = r#"{"name": "Memory", "type": "string", "jsonPath": ".status.used.memory", "description": "GPU memory that claims hold"}"#,

@@ -57,7 +57,7 @@ pub struct ShareLimit {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NodeLimitsSpec {
-    /// Shares with a limit of their own, ascending.
+    /// Shares with a limit of their own, ascending by UID and shareID.
     #[serde(default)]
     pub shares: Vec<ShareLimit>,
 }
@@ -88,7 +88,7 @@ pub struct Refused {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeLimitsStatus {
-    /// Generation of the object that is applied.
+    /// Generation of the spec that the node has applied.
     #[serde(default)]
     pub observed_generation: i64,
     /// Shares that use more than they may.

@@ -143,7 +143,7 @@ pub fn is_hold(consumer: &ResourceClaimConsumerReference) -> bool {
 
 /// The facts about a claim that matter for holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Claim {
+pub struct Facts {
     /// When the claim was created, in seconds of Unix time.
     pub created: i64,
     /// True if the claim is being deleted.
@@ -195,42 +195,42 @@ pub enum Step {
 }
 
 /// Returns the next step for a claim; `now` is in seconds of Unix time.
-pub fn step(policy: Policy, claim: Claim, now: i64) -> Step {
-    let wanted = (policy.immediate || policy.retain) && !claim.generated;
-    let end = |reason| match (claim.hold, claim.consumers) {
+pub fn step(policy: Policy, facts: Facts, now: i64) -> Step {
+    let wanted = (policy.immediate || policy.retain) && !facts.generated;
+    let end = |reason| match (facts.hold, facts.consumers) {
         (None, _) => Step::Wait(None),
         (Some(_), 0) => Step::Release(reason),
         (Some(_), _) => Step::Unset,
     };
-    if claim.deleting {
+    if facts.deleting {
         return end(Ended::Deleted);
     }
     if !wanted {
         return end(Ended::Withdrawn);
     }
-    let unused_until = claim.created.saturating_add(policy.seconds);
+    let unused_until = facts.created.saturating_add(policy.seconds);
     let bound_early = policy.immediate && now < unused_until;
-    match claim.allocated {
-        None if claim.hold.is_some() => Step::Unset,
+    match facts.allocated {
+        None if facts.hold.is_some() => Step::Unset,
         None if bound_early => Step::Bind(unused_until),
         None => Step::Wait(None),
         // The scheduler that gave the devices also takes care of them.
         Some(ByUs(false)) => end(Ended::Withdrawn),
-        Some(ByUs(true)) if claim.evicted => match claim.hold {
+        Some(ByUs(true)) if facts.evicted => match facts.hold {
             Some(_) => Step::Unset,
             None => Step::Wait(None),
         },
-        Some(ByUs(true)) if claim.consumers > claim.gone => match claim.hold {
+        Some(ByUs(true)) if facts.consumers > facts.gone => match facts.hold {
             Some(Hold::InUse) => Step::Wait(None),
             _ if policy.retain || bound_early => Step::Set(Hold::InUse),
             Some(Hold::Until(_)) => Step::Unset,
             None => Step::Wait(None),
         },
-        Some(ByUs(true)) => match without_pods(policy, claim.hold, unused_until, now) {
+        Some(ByUs(true)) => match without_pods(policy, facts.hold, unused_until, now) {
             // Kubernetes takes the devices back once it can remove the pods.
-            Step::Release(_) if claim.consumers > 0 => Step::Unset,
+            Step::Release(_) if facts.consumers > 0 => Step::Unset,
             // The same entry is written again, so that the pods are removed.
-            Step::Wait(Some(_)) if claim.consumers > 0 => claim.hold.map_or(Step::Wait(None), Step::Set),
+            Step::Wait(Some(_)) if facts.consumers > 0 => facts.hold.map_or(Step::Wait(None), Step::Set),
             step => step,
         },
     }

@@ -137,7 +137,7 @@ impl Reconciler {
         match error {
             None if claim.retention.is_some() => {
                 if let Some(retention) = claim.retention.clone() {
-                    self.tell_kept(&claim, &retention, &clock(until));
+                    self.tell_retained(&claim, &retention, &clock(until));
                     self.queue.wake(now);
                 }
             }

@@ -50,7 +50,7 @@ impl Reconciler {
         self.acknowledge_hand_overs();
         let ended: Vec<_> = self.index.pods().filter(|pod| pod.deleting || pod.terminal).cloned().collect();
         for pod in ended {
-            self.note_ending(&pod, now);
+            self.note_ended_pod(&pod, now);
         }
         self.carry_out_retention_records();
         self.dirty_pools.extend(self.index.pools().map(|pool| pool.name).collect::<Vec<_>>());

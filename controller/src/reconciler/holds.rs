@@ -129,7 +129,7 @@ impl Reconciler {
             return;
         }
         if let Some(retention) = claim.retention.clone() {
-            return self.keep_retention(&claim, &retention, now, wall);
+            return self.advance_hold_claim(&claim, &retention, now, wall);
         }
         self.write_retention_record(&claim);
         let facts = self.facts(&claim);
@@ -169,7 +169,7 @@ impl Reconciler {
         policy(&self.index, self.settings.holds, claim)
     }
 
-    pub(super) fn facts(&self, claim: &Claim) -> hold::Claim {
+    pub(super) fn facts(&self, claim: &Claim) -> hold::Facts {
         let pods = || claim.reserved_for.iter().filter(|consumer| !hold::is_hold(consumer));
         let known = |consumer: &ResourceClaimConsumerReference| {
             let key =
@@ -183,7 +183,7 @@ impl Reconciler {
         let gone = |consumer: &&ResourceClaimConsumerReference| {
             hold::is_pod(consumer) && known(consumer).is_none_or(|pod| pod.terminal)
         };
-        hold::Claim {
+        hold::Facts {
             created: claim.created,
             deleting: claim.deleting,
             generated: claim.owner_pod.is_some(),

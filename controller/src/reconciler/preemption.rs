@@ -151,7 +151,7 @@ impl Reconciler {
                 if self.preemptions.is_reserved_for(&pod.key) {
                     return;
                 }
-                let note = match self.kept_from(pod, now) {
+                let note = match self.blocked_by_reservations(pod, now) {
                     Some(kept) => format!("{kept}. {reason}"),
                     None => reason.to_string(),
                 };

@@ -66,7 +66,7 @@ impl Reconciler {
 
     /// Returns the claims without a pod that stand below `standing`.
     fn reclaimable(&self, standing: i32) -> Vec<Reclaimable> {
-        let kept = self.index.claims().filter(|claim| {
+        let held = self.index.claims().filter(|claim| {
             claim.companion.is_none()
                 && !claim.reserved_for.is_empty()
                 && claim.reserved_for.iter().all(hold::is_hold)
@@ -79,7 +79,7 @@ impl Reconciler {
             let allocation = claim.allocation.as_ref().filter(|a| self.index.is_ours(a) && !a.others)?;
             Some(Reclaimable { claim: claim.clone(), node: allocation.node.clone()? })
         };
-        kept.filter_map(one).collect()
+        held.filter_map(one).collect()
     }
 
     /// Returns those of the claims without which the plan does not work.

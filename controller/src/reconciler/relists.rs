@@ -266,10 +266,10 @@ impl Reconciler {
     fn pod_missing(&mut self, key: &ObjectKey, uid: Option<&str>, now: Instant) {
         let known = self.index.pod(key).filter(|known| uid.is_none_or(|uid| *known.uid != *uid));
         if let Some(mut known) = known.cloned() {
-            // It was not seen either whether the pod was bound; as for a new leader, the recorded retention record
+            // It was not seen either whether the pod was bound; as for a new leader, the retention record
             // counts.
-            known.node = known.node.take().or_else(|| self.willed_node(&known));
-            self.note_ending(&known, now);
+            known.node = known.node.take().or_else(|| self.recorded_node(&known));
+            self.note_ended_pod(&known, now);
         }
     }
 

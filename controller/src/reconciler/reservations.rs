@@ -72,17 +72,17 @@ impl Reconciler {
         self.end_late_reservations(&reserving, now);
         self.tidy_reservations();
         self.reserve_next(&reserving, now, wall);
-        let reserved = self.preemptions.nominations.values().filter(|kept| kept.until.is_some());
+        let reserved = self.preemptions.nominations.values().filter(|nomination| nomination.until.is_some());
         self.metrics.reserved.set(i64::try_from(reserved.count()).unwrap_or(i64::MAX));
     }
 
     fn end_late_reservations(&mut self, reserving: &Reserving, now: Instant) {
         let nominations = self.preemptions.nominations.iter();
         let late: Vec<(ObjectKey, Arc<str>)> = nominations
-            .filter(|(key, kept)| {
-                kept.until.is_some_and(|until| until <= now) && !self.in_flight.contains_key(*key)
+            .filter(|(key, nomination)| {
+                nomination.until.is_some_and(|until| until <= now) && !self.in_flight.contains_key(*key)
             })
-            .map(|(key, kept)| (key.clone(), kept.node.clone()))
+            .map(|(key, nomination)| (key.clone(), nomination.node.clone()))
             .collect();
         for (key, node) in late {
             self.end_nomination(&key, now);
@@ -158,8 +158,12 @@ impl Reconciler {
             again(self);
             return;
         }
-        let reserved: HashSet<(Sym, u32)> =
-            self.preemptions.nominations.values().flat_map(|kept| kept.gpus.iter().copied()).collect();
+        let reserved: HashSet<(Sym, u32)> = self
+            .preemptions
+            .nominations
+            .values()
+            .flat_map(|nomination| nomination.gpus.iter().copied())
+            .collect();
         // The pod stays first in order: pods behind it do not pass.
         if reserved.len() + wanted > most {
             return;
@@ -258,11 +262,13 @@ impl Reconciler {
     }
 
     /// Returns why a pod does not fit, if it would fit without the reservations of others; otherwise `None`.
-    pub(super) fn kept_from(&mut self, pod: &Pod, now: Instant) -> Option<String> {
+    pub(super) fn blocked_by_reservations(&mut self, pod: &Pod, now: Instant) -> Option<String> {
         let own = self.standing(pod);
         let nominations = self.preemptions.nominations.iter();
         let mut others: Vec<ObjectKey> = nominations
-            .filter(|(key, kept)| kept.until.is_some() && kept.standing >= own && **key != pod.key)
+            .filter(|(key, nomination)| {
+                nomination.until.is_some() && nomination.standing >= own && **key != pod.key
+            })
             .map(|(key, _)| key.clone())
             .collect();
         if others.is_empty() {

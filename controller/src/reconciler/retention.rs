@@ -104,7 +104,7 @@ const fn is_early(claim: &Claim, wall: i64) -> bool {
 
 impl Reconciler {
     /// Takes in a pod that ends or has ended: the devices of its claims may be kept for the next pod.
-    pub(super) fn note_ending(&mut self, pod: &Pod, now: Instant) {
+    pub(super) fn note_ended_pod(&mut self, pod: &Pod, now: Instant) {
         if let Some(lost) = self.holds.lost.remove(&pod.uid) {
             for Lost { claim, allocation, .. } in lost {
                 self.note_ended_claim(claim, allocation, pod);
@@ -271,7 +271,13 @@ impl Reconciler {
     }
 
     /// Does the next step for a hold claim.
-    pub(super) fn keep_retention(&mut self, claim: &Claim, retention: &Retention, now: Instant, wall: i64) {
+    pub(super) fn advance_hold_claim(
+        &mut self,
+        claim: &Claim,
+        retention: &Retention,
+        now: Instant,
+        wall: i64,
+    ) {
         let key = &claim.key;
         let step = self.reserved_for_others().retention_step(claim, retention, wall);
         if !matches!(step, Step::Bind(_)) {
@@ -387,7 +393,7 @@ impl Reconciler {
         if pod.maker.is_none() || pod.claims.is_empty() {
             return Retained::None;
         }
-        let kept = self.reserved_for_others();
+        let reserved = self.reserved_for_others();
         let mut groups: BTreeMap<(bool, i64, &str), Vec<Offer<'_>>> = BTreeMap::new();
         for claim in self.index.retentions() {
             let Some(retention) = claim.retention.as_deref() else { continue };
@@ -395,13 +401,13 @@ impl Reconciler {
             if taken || retention.until <= self.holds.wall {
                 continue;
             }
-            if let Some(successor) = kept.successor_of(pod, claim, retention) {
+            if let Some(successor) = reserved.successor_of(pod, claim, retention) {
                 let key = (*retention.pod != *pod.key.name, retention.until, &*retention.pod);
                 groups.entry(key).or_default().push((successor.uid.clone(), claim, retention));
             }
         }
         let coming = self.holds.pending_holds.values().filter(|pending| {
-            pending.is_early(self.holds.wall) && kept.successor_of_pending(pod, pending).is_some()
+            pending.is_early(self.holds.wall) && reserved.successor_of_pending(pod, pending).is_some()
         });
         let of_its_name = groups.keys().next().is_some_and(|(other_name, _, _)| !other_name);
         if coming.into_iter().any(|pending| !of_its_name || *pending.retention.pod == *pod.key.name) {
@@ -409,8 +415,8 @@ impl Reconciler {
         }
         let Some(group) = groups.into_values().next() else { return Retained::None };
         let busy = |claim: &Claim, retention: &Retention| {
-            kept.source_holds(claim, retention)
-                || kept.is_unsettled(retention)
+            reserved.source_holds(claim, retention)
+                || reserved.is_unsettled(retention)
                 || self.holds.writing.contains(&claim.uid)
                 || self.index.is_assumed(&claim.uid)
         };
@@ -491,7 +497,7 @@ impl Reconciler {
     }
 
     /// Reports on a hold claim that it keeps the devices of an ended pod, and until when.
-    pub(super) fn tell_kept(&mut self, claim: &Claim, retention: &Retention, until: &str) {
+    pub(super) fn tell_retained(&mut self, claim: &Claim, retention: &Retention, until: &str) {
         let note = format!(
             "keeps the devices of pod {}, which has ended, on node {} for the next pod of its controller until {until}. \
              `aliquot release {} -n {}` frees them now",

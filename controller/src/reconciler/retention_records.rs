@@ -21,12 +21,12 @@ use std::time::Instant;
 /// The key of the only entry of the ConfigMap.
 const ENTRY: &str = "retention";
 
-/// The retention records that are recorded.
+/// The retention records of this leadership.
 #[derive(Debug, Default)]
 pub(super) struct RetentionRecords {
     /// By the UID of the claim: the key of the claim, and whether a write of the retention record is under way.
     known: HashMap<Uid, Known>,
-    /// Wills that were read and not looked at yet.
+    /// Records that were read and not looked at yet.
     found: Vec<(Uid, PendingHold)>,
 }
 
@@ -79,8 +79,8 @@ impl Reconciler {
         }
     }
 
-    /// Returns the node of a pod for which a retention record is recorded; `None` if there is no retention record.
-    pub(super) fn willed_node(&self, pod: &Pod) -> Option<Arc<str>> {
+    /// Returns the node of a pod whose claim has a retention record; otherwise `None`.
+    pub(super) fn recorded_node(&self, pod: &Pod) -> Option<Arc<str>> {
         let lost = self.holds.lost.get(&pod.uid).into_iter().flatten();
         let lost = lost.map(|lost| (lost.claim.uid.clone(), lost.allocation.node.clone()));
         let held = pod.claim_keys().filter_map(|key| {
@@ -98,9 +98,9 @@ impl Reconciler {
         })
     }
 
-    /// Records the retention record of a claim that has its devices.
+    /// Writes the retention record of a claim that has its devices.
     pub(super) fn write_retention_record(&mut self, claim: &Claim) {
-        let Some(namespace) = self.settings.retention_records.clone() else { return };
+        let Some(namespace) = self.settings.retention_namespace.clone() else { return };
         let (Some(owner), Some(allocation)) = (&claim.owner_pod, &claim.allocation) else { return };
         if !allocation.by_us
             || allocation.others
@@ -161,7 +161,7 @@ impl Reconciler {
 
     /// Deletes retention records for which nothing is to be kept any more.
     pub(super) fn tidy_retention_records(&mut self) {
-        let Some(namespace) = self.settings.retention_records.clone() else { return };
+        let Some(namespace) = self.settings.retention_namespace.clone() else { return };
         let lost = |uid: &Uid| self.holds.lost.values().flatten().any(|lost| lost.is_of(uid));
         let over: Vec<Uid> = self
             .retention_records

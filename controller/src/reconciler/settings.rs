@@ -41,8 +41,8 @@ pub struct Settings {
     pub compaction: Option<Compacting>,
     /// Limits of the time that claims may keep devices without a pod.
     pub holds: aliquot_allocator::hold::Limits,
-    /// The namespace in which retention records are recorded; `None` if they are not.
-    pub retention_records: Option<Arc<str>>,
+    /// The namespace of the retention records; `None` if none are written.
+    pub retention_namespace: Option<Arc<str>>,
     /// True if pods go back to the profile that they requested, where their policy says so.
     pub go_back: bool,
     /// The time that the requested profile has to be free before a pod goes back.
@@ -82,7 +82,7 @@ impl Default for Settings {
             reserving: None,
             compaction: None,
             holds: aliquot_allocator::hold::Limits::default(),
-            retention_records: None,
+            retention_namespace: None,
             go_back: true,
             settled: Duration::from_secs(10),
             place_held: Duration::from_secs(120),

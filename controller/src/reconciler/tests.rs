@@ -475,7 +475,7 @@ fn devices_of_a_pod_that_kube_scheduler_cannot_bind_are_taken_back_and_given_els
         world.done(job, vec![back], None);
     }
     assert_eq!(nodes, ["n1", "n1", "n2"]);
-    assert!(world.reports.iter().any(|report| report.reason == reasons::STRANDED));
+    assert!(world.reports.iter().any(|report| report.reason == reasons::UNBINDABLE));
 }
 
 #[test]

@@ -85,7 +85,7 @@ impl Reconciler {
                 self.settings.idle
             );
             self.give_back(&pod.uid, &node.clone(), now);
-            self.tell_pod(&pod, reasons::STRANDED, &note, now);
+            self.tell_pod(&pod, reasons::UNBINDABLE, &note, now);
             for (claim, _, _) in own {
                 self.take_back(&pod, &claim, "unbindable");
             }

@@ -18,7 +18,7 @@ aliquot_model::event_reasons! {
     /// Claims of a pod were taken back, because with them the rest of the pod or of its group does not fit.
     Warning of [Pod] UNDONE = "AllocationUndone", "nothing; it is decided anew";
     /// kube-scheduler did not bind the pod to the node where its devices were; they are free again.
-    Warning of [Pod] STRANDED = "UnboundAllocationReleased", "look at the pod's `FailedScheduling` events";
+    Warning of [Pod] UNBINDABLE = "UnboundAllocationReleased", "look at the pod's `FailedScheduling` events";
     /// Devices were found, and the API server refused to write the allocation.
     Warning of [Pod, ResourceClaim] WRITE_FAILED = "AllocationWriteFailed",
         "look at what its answer names: API server, policies, webhooks for ResourceClaims and Pods";

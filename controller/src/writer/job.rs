@@ -61,7 +61,7 @@ pub enum Job {
         /// UID of the claim whose devices it will keep.
         source: Uid,
     },
-    /// Creates a retention record: it records which devices the claim of a running pod leaves to the next pod.
+    /// Creates a retention record: which devices the claim of a running pod leaves to the next pod.
     MakeRetentionRecord {
         /// The retention record.
         record: Box<ConfigMap>,

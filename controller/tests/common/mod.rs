@@ -23,7 +23,7 @@ use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Api, Client, CustomResourceExt, ResourceExt};
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
@@ -104,7 +104,7 @@ async fn connection_of(kubeconfig: &str) -> kube::Config {
 
 impl Cluster {
     /// Defines a kind of this driver, as the chart does.
-    pub async fn define<K: Resource<DynamicType = ()>>(&self) {
+    pub async fn define<K: CustomResourceExt>(&self) {
         let definition: CustomResourceDefinition = fixtures::object(v1alpha1::definition::<K>());
         self.create_global(&definition).await;
     }

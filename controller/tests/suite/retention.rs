@@ -224,7 +224,7 @@ fn holds_ever(cluster: &Cluster) -> usize {
     made.count()
 }
 
-/// Wills: what is written down of running pods.
+/// Returns the number of retention records.
 async fn retention_records(cluster: &Cluster) -> usize {
     let maps: Api<ConfigMap> = Api::all(cluster.client.clone());
     let params = ListParams::default().labels(&format!("{RETENTION_RECORD}=true"));

@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
-use kube::{Api, Client, Resource};
+use kube::{Api, Client, CustomResourceExt};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -106,7 +106,7 @@ impl Cluster {
     }
 
     /// Defines a kind of this driver, as the chart does.
-    pub async fn define<K: Resource<DynamicType = ()>>(&self) {
+    pub async fn define<K: CustomResourceExt>(&self) {
         let definition = serde_json::from_value(v1alpha1::definition::<K>()).unwrap();
         let definitions: Api<CustomResourceDefinition> = Api::all(self.client.clone());
         definitions.create(&PostParams::default(), &definition).await.unwrap();

@@ -49,7 +49,7 @@ pub(crate) fn element_bytes(shape: &Array3dDescriptor) -> Cu<u64> {
 }
 
 /// Bytes of the content, without padding.
-pub(crate) fn content_bytes(shape: &Array3dDescriptor) -> Cu<u64> {
+fn content_bytes(shape: &Array3dDescriptor) -> Cu<u64> {
     let halves = half_bytes(shape.format).ok_or(Code::INVALID_VALUE)?;
     element_bytes(shape)?;
     let channels = if has_own_channels(shape.format) { 1 } else { u64::from(shape.channels) };

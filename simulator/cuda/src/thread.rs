@@ -8,7 +8,7 @@ thread_local! {
     static CONTEXTS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The calling thread.
+/// The calling thread's number.
 pub(crate) fn id() -> u64 {
     // SAFETY: takes nothing and cannot fail.
     let id = unsafe { libc::syscall(libc::SYS_gettid) };

@@ -25,7 +25,7 @@ pub(crate) struct Side {
 #[derive(Clone)]
 enum Source {
     Side(Side),
-    /// A word repeated at its own alignment, and its size.
+    /// A word repeated at its own alignment.
     Word(u32),
 }
 

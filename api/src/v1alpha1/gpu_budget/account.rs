@@ -22,15 +22,15 @@ pub struct Account {
     /// Claims, each as <uid>:<since>:<claimed>:<held>:<released>:<millionths of a GPU>:<1 if it goes on>.
     #[serde(default)]
     pub claims: String,
-    /// Of which nodes these claims were given devices, so that what other nodes say of them is not believed.
+    /// The nodes whose devices these claims were given, so that what other nodes say of them is not believed.
     #[serde(default)]
     pub sites: Sites,
-    /// Of an earlier form. It is read and dropped with the next write.
+    /// What an earlier release stored. It is read and dropped with the next write.
     // Written as null, because a merge patch keeps fields that it does not name.
     #[serde(default)]
     #[schemars(with = "Vec<EarlierUse>")]
     pub uses: Option<Vec<EarlierUse>>,
-    /// Of an earlier form. It is read and dropped with the next write.
+    /// What an earlier release stored. It is read and dropped with the next write.
     #[serde(default)]
     #[schemars(with = "String")]
     pub history: Option<String>,
@@ -68,9 +68,9 @@ pub struct EarlierUse {
     pub uid: String,
     /// When it was first seen.
     pub since: i64,
-    /// Until when the claim said that it was allocated.
+    /// The last time that the claim was seen allocated.
     pub claimed: i64,
-    /// Until when its node said that it held devices.
+    /// The last time that its node said that it held devices.
     #[serde(default)]
     #[schemars(with = "i64")]
     pub held: Option<i64>,

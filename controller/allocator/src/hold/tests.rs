@@ -7,9 +7,9 @@ const RETAIN: Policy = Policy { immediate: false, retain: true, seconds: HOUR, p
 const BOTH: Policy = Policy { immediate: true, retain: true, seconds: HOUR, priority: 0 };
 const NEITHER: Policy = Policy { immediate: false, retain: false, seconds: HOUR, priority: 0 };
 
-fn claim(allocated: bool, hold: Option<Hold>, consumers: usize) -> Claim {
+fn claim(allocated: bool, hold: Option<Hold>, consumers: usize) -> Facts {
     let allocated = allocated.then_some(ByUs(true));
-    Claim {
+    Facts {
         created: 1000,
         deleting: false,
         generated: false,
@@ -57,30 +57,30 @@ fn steps() {
 
 #[test]
 fn a_claim_that_is_being_deleted_or_made_for_one_pod_is_not_kept() {
-    let deleting = Claim { deleting: true, ..claim(true, Some(Hold::Until(9999)), 0) };
+    let deleting = Facts { deleting: true, ..claim(true, Some(Hold::Until(9999)), 0) };
     assert_eq!(step(RETAIN, deleting, 1500), Step::Release(Ended::Deleted));
-    assert_eq!(step(RETAIN, Claim { consumers: 1, ..deleting }, 1500), Step::Unset);
-    let generated = Claim { generated: true, ..claim(true, None, 1) };
+    assert_eq!(step(RETAIN, Facts { consumers: 1, ..deleting }, 1500), Step::Unset);
+    let generated = Facts { generated: true, ..claim(true, None, 1) };
     assert_eq!(step(RETAIN, generated, 1500), Step::Wait(None));
-    assert_eq!(step(IMMEDIATE, Claim { allocated: None, ..generated }, 1500), Step::Wait(None));
+    assert_eq!(step(IMMEDIATE, Facts { allocated: None, ..generated }, 1500), Step::Wait(None));
 }
 
 #[test]
 fn pods_that_are_gone_count_for_nothing_although_kubernetes_leaves_them_in_the_list() {
-    let gone = |hold| Claim { gone: 1, ..claim(true, hold, 1) };
+    let gone = |hold| Facts { gone: 1, ..claim(true, hold, 1) };
     assert_eq!(step(RETAIN, gone(Some(Hold::InUse)), 1500), Step::Set(Hold::Until(1500 + HOUR)));
     assert_eq!(step(RETAIN, gone(Some(Hold::Until(5000))), 1500), Step::Set(Hold::Until(5000)));
     // Without our entry Kubernetes can remove them, and takes the devices back with the last.
     assert_eq!(step(RETAIN, gone(Some(Hold::Until(1500))), 1500), Step::Unset);
     assert_eq!(step(NEITHER, gone(Some(Hold::InUse)), 1500), Step::Unset);
-    let two = Claim { consumers: 2, ..gone(Some(Hold::InUse)) };
+    let two = Facts { consumers: 2, ..gone(Some(Hold::InUse)) };
     assert_eq!(step(RETAIN, two, 1500), Step::Wait(None), "one is there");
 }
 
 #[test]
 fn what_an_evicted_pod_leaves_behind_is_not_kept() {
     for policy in [RETAIN, IMMEDIATE, BOTH] {
-        let evicted = |hold| Claim { evicted: true, ..claim(true, hold, 1) };
+        let evicted = |hold| Facts { evicted: true, ..claim(true, hold, 1) };
         assert_eq!(step(policy, evicted(Some(Hold::InUse)), 1500), Step::Unset);
         assert_eq!(step(policy, evicted(None), 1500), Step::Wait(None), "nor is it kept again");
     }
@@ -88,7 +88,7 @@ fn what_an_evicted_pod_leaves_behind_is_not_kept() {
 
 #[test]
 fn what_kube_scheduler_gave_is_not_kept() {
-    let native = Claim { allocated: Some(ByUs(false)), ..claim(true, None, 1) };
+    let native = Facts { allocated: Some(ByUs(false)), ..claim(true, None, 1) };
     assert_eq!(step(RETAIN, native, 1500), Step::Wait(None));
 }
 
@@ -145,7 +145,7 @@ proptest! {
         ],
     ) {
         let policy = Policy { immediate, retain, seconds, priority: 0 };
-        let mut claim = Claim { created: 1000, ..claim(true, hold, 0) };
+        let mut claim = Facts { created: 1000, ..claim(true, hold, 0) };
         let mut now = start;
         for _ in 0..10 {
             match step(policy, claim, now) {

@@ -1,4 +1,4 @@
-//! Finds in its tree what an expression demands of one attribute, or of the driver.
+//! Finds what an expression demands of one attribute, or of the driver.
 
 use super::tree::{device_domain, device_field, literal_text};
 use cel::common::ast::{CallExpr, Expr, IdedExpr, operators};

@@ -1,4 +1,4 @@
-//! Finds in its tree which attributes and capacities an expression names.
+//! Finds which attributes and capacities an expression names.
 
 use super::tree::{children, device_domain, literal_text, operation};
 use cel::common::ast::{CallExpr, Expr, IdedExpr, operators};

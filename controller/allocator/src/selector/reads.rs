@@ -1,4 +1,4 @@
-//! Finds in its tree which facts of a device an expression reads.
+//! Finds which facts of a device an expression reads.
 
 use super::tree::{children, device_domain, device_field, is_device, literal_text, operation};
 use cel::common::ast::{Expr, IdedExpr, operators};

@@ -26,7 +26,8 @@ pub struct Successor {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Place {
-    /// The pod that the place is held for.
+    /// The pod that the place is held for. Earlier builds called it the heir.
+    #[serde(alias = "heir")]
     pub successor: Successor,
     /// The devices, each as pool and device name.
     pub devices: Vec<(String, String)>,

@@ -2,15 +2,21 @@
 
 use super::*;
 use aliquot_allocator::snapshot::GOING_BACK;
+use rstest::rstest;
 
 /// Processors of the node, and of a pod.
 const CPUS: u32 = 4;
 
-/// A node with two GPUs on which another controller holds a place for the pod of a maker. It needs all processors.
 fn held() -> World {
+    held_by("successor")
+}
+
+/// A node with two GPUs on which another controller holds a place for the pod of a maker, which it calls so. It needs all
+/// processors.
+fn held_by(name: &str) -> World {
     let mut world = World::new(&[("n1", 2)]);
     let place = json!({
-        "successor": {"namespace": "default", "maker": "uid-maker", "templates": ["t"], "leaves": "uid-left"},
+        name: {"namespace": "default", "maker": "uid-maker", "templates": ["t"], "leaves": "uid-left"},
         "devices": [["gpu.aliquot.dev/n1", "gpu-0-mig-1g10gb-19-0"]],
         "needs": {"requests": {"cpu": CPUS.to_string()}},
     });
@@ -24,9 +30,11 @@ fn held() -> World {
     world
 }
 
-#[test]
-fn a_place_that_an_earlier_controller_held_is_held_with_its_processors() {
-    let mut world = held();
+#[rstest]
+#[case::of_this_build("successor")]
+#[case::of_an_earlier_build("heir")]
+fn a_place_that_an_earlier_controller_held_is_held_with_its_processors(#[case] name: &str) {
+    let mut world = held_by(name);
     world.one("rival", &[partition("r", "1g.10gb")]);
     assert_eq!(world.take_jobs().len(), 0, "a GPU is free, and no processor");
 }

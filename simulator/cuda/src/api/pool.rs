@@ -104,7 +104,7 @@ api! { (driver, flavour)
     Init fn cuMemPoolGetAttribute(pool: u64, attribute: i32, value: Out<u64>) {
         let mut state = driver.lock();
         engine::advance(driver, &mut state);
-        reclaim::refresh(driver, &mut state, pool);
+        reclaim::collect(driver, &mut state, pool, None);
         let (found, int) = state.pools.get(pool)?.attribute(attribute)?;
         if int { Out::at(value.address()).put(i32::try_from(found).unwrap_or(i32::MAX)) } else { value.put(found) }
     }

@@ -43,11 +43,6 @@ pub(crate) fn collect(driver: &Driver, state: &mut State, handle: u64, stream: O
     settle(driver, state, handle);
 }
 
-/// Counts what streams have got to freeing.
-pub(crate) fn refresh(driver: &Driver, state: &mut State, handle: u64) {
-    collect(driver, state, handle, None);
-}
-
 /// Ends a destroyed pool that holds nothing any more.
 pub(crate) fn settle(driver: &Driver, state: &mut State, handle: u64) {
     let empty = |p: &Pool| p.doomed && p.pending.is_empty() && p.segments.values().all(Extents::is_unused);

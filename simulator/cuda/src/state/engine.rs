@@ -76,7 +76,7 @@ impl Engine {
         self.ready_calls.pop_front()
     }
 
-    /// Whether anything of a context is outstanding.
+    /// Returns true if nothing of a context is outstanding.
     pub(crate) fn is_idle(&self, context: u64) -> bool {
         self.by_priority.range((context, i32::MIN)..=(context, i32::MAX)).next().is_none()
     }
