@@ -5,8 +5,9 @@ use crate::webhook::FailurePolicy;
 use aliquot_allocator::admission::Unknown;
 use aliquot_allocator::schedule::Strategy;
 use aliquot_http::MetricsArgs;
-use aliquot_model::duration::parse_duration;
+use aliquot_model::duration::{at_least, parse_duration};
 use aliquot_model::names::{DEFAULT_DRIVER, parse_driver};
+use aliquot_model::quantity::parse_bytes;
 use clap::{ArgAction, Parser, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -336,22 +337,6 @@ impl From<UnknownArg> for Unknown {
             UnknownArg::Allow => Self::Allow,
         }
     }
-}
-
-/// A duration that is not shorter than that.
-fn at_least(least: Duration) -> impl Fn(&str) -> Result<Duration, String> + Clone {
-    move |text| {
-        let duration = parse_duration(text)?;
-        if duration < least {
-            return Err(format!("{text:?} is too short: use at least {least:?}"));
-        }
-        Ok(duration)
-    }
-}
-
-fn parse_bytes(text: &str) -> Result<u64, String> {
-    let quantity: aliquot_model::Quantity = text.parse().map_err(|error| format!("{error}"))?;
-    quantity.to_u64().ok_or_else(|| format!("{text:?} is not a number of bytes"))
 }
 
 #[cfg(test)]

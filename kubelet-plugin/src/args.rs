@@ -10,9 +10,9 @@ use crate::selinux::{self, Labelling};
 use crate::share::RegionStorage;
 use aliquot_http::MetricsArgs;
 use aliquot_model::DriverCapabilities;
-use aliquot_model::duration::parse_duration;
+use aliquot_model::duration::{at_least, parse_duration};
 use aliquot_model::names::{DEFAULT_DRIVER, parse_driver};
-use aliquot_model::quantity::{Quantity, QuantityError};
+use aliquot_model::quantity::{BytesError, parse_bytes};
 use aliquot_selinux::Label;
 use clap::{Parser, ValueEnum};
 use std::net::SocketAddr;
@@ -336,41 +336,19 @@ impl Args {
     }
 }
 
-/// The fault in the text of a flag.
+/// The fault in the size of a daemon's shared memory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-enum FlagError {
-    #[error("{0}")]
-    Duration(String),
-    #[error("{text:?} is too short: use at least {least:?}")]
-    TooShort { text: String, least: Duration },
+enum SharedMemoryError {
     #[error(transparent)]
-    Quantity(#[from] QuantityError),
-    #[error("{0:?} is not a number of bytes")]
-    NoBytes(String),
+    Bytes(#[from] BytesError),
     #[error("{0:?} is out of range: use 1Mi to 1Ti")]
-    SharedMemory(String),
+    Bounds(String),
 }
 
-/// A duration that is not shorter than that.
-fn at_least(least: Duration) -> impl Fn(&str) -> Result<Duration, FlagError> + Clone {
-    move |text| {
-        let duration = parse_duration(text).map_err(FlagError::Duration)?;
-        if duration < least {
-            return Err(FlagError::TooShort { text: text.to_owned(), least });
-        }
-        Ok(duration)
-    }
-}
-
-fn parse_bytes(text: &str) -> Result<u64, FlagError> {
-    let quantity: Quantity = text.parse()?;
-    quantity.to_u64().ok_or_else(|| FlagError::NoBytes(text.to_owned()))
-}
-
-fn parse_shared_memory(text: &str) -> Result<u64, FlagError> {
+fn parse_shared_memory(text: &str) -> Result<u64, SharedMemoryError> {
     let bytes = parse_bytes(text)?;
     if !(1 << 20..=1 << 40).contains(&bytes) {
-        return Err(FlagError::SharedMemory(text.to_owned()));
+        return Err(SharedMemoryError::Bounds(text.to_owned()));
     }
     Ok(bytes)
 }

@@ -180,6 +180,26 @@ impl fmt::Display for Quantity {
     }
 }
 
+/// The fault in the text of a number of bytes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BytesError {
+    /// It is no quantity.
+    #[error(transparent)]
+    Quantity(#[from] QuantityError),
+    /// It is negative or too large.
+    #[error("{0:?} is not a number of bytes")]
+    None(String),
+}
+
+/// Parses a number of bytes, as for flags.
+///
+/// # Errors
+/// [`BytesError`]
+pub fn parse_bytes(text: &str) -> Result<u64, BytesError> {
+    let quantity: Quantity = text.parse()?;
+    quantity.to_u64().ok_or_else(|| BytesError::None(text.to_owned()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

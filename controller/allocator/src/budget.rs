@@ -20,6 +20,7 @@ pub mod kinds;
 pub mod part;
 pub mod profile;
 pub mod status;
+pub mod terms_error;
 pub mod window;
 
 pub use book::{Action, AllocatedClaim, Book, Presence, Verdict};

@@ -1,6 +1,7 @@
 //! GPU-hours as users write and read them.
 
 use super::profile::Spent;
+use super::terms_error::TermsError;
 
 /// One GPU-hour, in millionths of a GPU for one second.
 const HOUR: Spent = 3_600 * 1_000_000;
@@ -10,9 +11,9 @@ const DECIMALS: u32 = 6;
 /// Parses GPU-hours such as `100` or `0.25`.
 ///
 /// # Errors
-/// A sentence for the user.
-pub fn read(text: &str) -> Result<Spent, String> {
-    let wrong = || format!("spec.gpuHours {text:?} is not a number such as 100 or 2.5");
+/// [`TermsError::GpuHours`]
+pub fn read(text: &str) -> Result<Spent, TermsError> {
+    let wrong = || TermsError::GpuHours(text.to_owned());
     let (whole, rest) = text.split_once('.').unwrap_or((text, ""));
     let digits = |text: &str| text.chars().all(|c| c.is_ascii_digit());
     let decimals = u32::try_from(rest.len()).unwrap_or(u32::MAX);

@@ -3,6 +3,7 @@
 
 use super::amount;
 use super::profile::Spent;
+use super::terms_error::TermsError;
 use super::window::Window;
 use crate::api_time;
 use crate::snapshot::{ObjectKey, Uid};
@@ -31,10 +32,10 @@ impl Terms {
     /// Reads `spec`.
     ///
     /// # Errors
-    /// A sentence that names the field. The schema refuses most errors before.
-    pub fn read(spec: &Value) -> Result<Self, String> {
+    /// [`TermsError`]
+    pub fn read(spec: &Value) -> Result<Self, TermsError> {
         let raw: GpuBudgetSpec =
-            serde_json::from_value(spec.clone()).map_err(|error| format!("spec: {error}"))?;
+            serde_json::from_value(spec.clone()).map_err(|error| TermsError::Spec(error.to_string()))?;
         let hours = match &raw.gpu_hours {
             Value::String(text) => text.clone(),
             other => other.to_string(),
@@ -42,14 +43,12 @@ impl Terms {
         let window = match (&raw.window.rolling, &raw.window.calendar) {
             (Some(text), None) => Window::rolling(text)?,
             (None, Some(text)) => Window::calendar(text)?,
-            _ => return Err("spec.window must have either rolling or calendar".to_owned()),
+            _ => return Err(TermsError::Window),
         };
         let enforcement = raw.enforcement.unwrap_or(Enforcement::Warn);
         let lower_class = raw.lower_priority_class_name.filter(|name| !name.is_empty());
         if enforcement == Enforcement::LowerPriority && lower_class.is_none() {
-            return Err(
-                "spec.lowerPriorityClassName must be set with spec.enforcement LowerPriority".to_owned()
-            );
+            return Err(TermsError::PriorityClass);
         }
         Ok(Self {
             limit: amount::read(&hours)?,
@@ -75,7 +74,7 @@ pub struct Budget {
     /// When the budget was created, in seconds of Unix time.
     pub created: i64,
     /// The terms of the budget, or the error in its spec.
-    pub terms: Result<Terms, String>,
+    pub terms: Result<Terms, TermsError>,
     /// `status.account`
     pub stored: Option<gpu_budget::Account>,
     /// `status`
@@ -172,7 +171,7 @@ mod tests {
     fn what_is_wrong_names_the_field(#[case] spec: Value, #[case] field: &str) {
         match Terms::read(&spec) {
             Ok(_) => assert_eq!(field, ""),
-            Err(error) => assert!(!field.is_empty() && error.contains(field), "{error}"),
+            Err(error) => assert!(!field.is_empty() && error.to_string().contains(field), "{error}"),
         }
     }
 }

@@ -116,7 +116,7 @@ pub fn status(budget: &Budget, standing: Option<&Standing>, now: i64) -> Value {
             ("Over", "False", "UsedUp", sentence(terms, standing))
         }
         (Ok(terms), Some(standing)) => ("Within", "True", "BelowLimit", sentence(terms, standing)),
-        (Err(error), _) => ("Invalid", "Unknown", "Invalid", error.clone()),
+        (Err(error), _) => ("Invalid", "Unknown", "Invalid", error.to_string()),
         (Ok(_), None) => ("Within", "Unknown", "NotCounted", "nothing is counted yet".to_owned()),
     };
     let before = budget.status.pointer("/conditions/0");

@@ -1,5 +1,6 @@
 //! The window of time that a budget is for. Calendar windows are in UTC.
 
+use super::terms_error::TermsError;
 use k8s_openapi::jiff::civil::{Date, Weekday};
 use k8s_openapi::jiff::tz::TimeZone;
 use k8s_openapi::jiff::{SignedDuration, Timestamp, ToSpan};
@@ -27,14 +28,12 @@ impl Window {
     /// Parses a rolling window such as `24h` or `1h30m`.
     ///
     /// # Errors
-    /// A sentence for the user.
-    pub fn rolling(text: &str) -> Result<Self, String> {
-        let duration: SignedDuration = text
-            .parse()
-            .map_err(|_| format!("spec.window.rolling {text:?} is not a duration such as 24h or 90m"))?;
+    /// [`TermsError::Rolling`] or [`TermsError::RollingBounds`]
+    pub fn rolling(text: &str) -> Result<Self, TermsError> {
+        let duration: SignedDuration = text.parse().map_err(|_| TermsError::Rolling(text.to_owned()))?;
         let seconds = duration.as_secs();
         if !(SHORTEST..=LONGEST).contains(&seconds) {
-            return Err(format!("spec.window.rolling {text:?} must be from 1m to 744h"));
+            return Err(TermsError::RollingBounds(text.to_owned()));
         }
         Ok(Self::Rolling(seconds))
     }
@@ -42,13 +41,13 @@ impl Window {
     /// Parses the name of a calendar window.
     ///
     /// # Errors
-    /// A sentence for the user.
-    pub fn calendar(text: &str) -> Result<Self, String> {
+    /// [`TermsError::Calendar`]
+    pub fn calendar(text: &str) -> Result<Self, TermsError> {
         match text {
             "Day" => Ok(Self::Day),
             "Week" => Ok(Self::Week),
             "Month" => Ok(Self::Month),
-            _ => Err(format!("spec.window.calendar {text:?} must be Day, Week or Month")),
+            _ => Err(TermsError::Calendar(text.to_owned())),
         }
     }
 

@@ -17,7 +17,7 @@ pub fn claim(index: &Snapshot, claim: &ResourceClaim) -> Vec<String> {
     };
     let wish = match Wish::parse(text) {
         Ok(wish) => wish,
-        Err(error) => return vec![error],
+        Err(error) => return vec![error.to_string()],
     };
     let made = || claim.spec.devices.iter().flat_map(|devices| devices.requests.iter().flatten());
     let requests: Vec<&str> = made().map(|request| request.name.as_str()).collect();

@@ -4,6 +4,7 @@
 use super::Size;
 use crate::quantity::Quantity;
 use aliquot_model::names::LIMITS;
+use aliquot_model::quantity::QuantityError;
 
 /// The step in which memory is given, in bytes.
 const STEP: u64 = 1 << 20;
@@ -32,41 +33,47 @@ pub struct Wish {
     pub parts: Vec<Part>,
 }
 
+/// The reason why the annotation cannot be followed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("annotation {LIMITS}: {0}; write for example memory=20Gi,cores=40, or <request>: memory=20Gi")]
+pub struct WishError(Mistake);
+
+/// What is wrong in the annotation.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+enum Mistake {
+    #[error("it has {0} bytes, {LONGEST} are the most")]
+    TooLong(usize),
+    #[error("it has more than {MOST_PARTS} parts, more than a claim has requests")]
+    TooManyParts,
+    #[error("it is empty")]
+    Empty,
+    #[error("{} stands in it twice", .0.as_deref().map_or_else(|| "all requests".to_owned(), |r| format!("request {r}")))]
+    RequestTwice(Option<String>),
+    #[error("{0} stands in it twice")]
+    FieldTwice(String),
+    #[error("{0:?} names no request")]
+    NoRequest(String),
+    #[error("{0:?} is neither memory=… nor cores=…")]
+    NoField(String),
+    #[error("{0:?} cannot be changed, only memory and cores can")]
+    UnknownField(String),
+    #[error("{0:?} says neither memory nor cores")]
+    NothingSaid(String),
+    #[error("memory {0:?} is no quantity: {1}")]
+    NoQuantity(String, QuantityError),
+    #[error("memory {0} is not between 1Mi and what a GPU has")]
+    Memory(String),
+    #[error("cores {0:?} is not a number from 1 to 100 (percent of a GPU)")]
+    Cores(String),
+}
+
 impl Wish {
     /// Parses the annotation.
     ///
     /// # Errors
-    /// A message for the author of the annotation that says what is wrong.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let fail = |why: String| {
-            format!(
-                "annotation {LIMITS}: {why}; write for example memory=20Gi,cores=40, or <request>: memory=20Gi"
-            )
-        };
-        if text.len() > LONGEST {
-            return Err(fail(format!("it has {} bytes, {LONGEST} are the most", text.len())));
-        }
-        let mut wish = Self::default();
-        for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
-            let part = parse_part(part).map_err(fail)?;
-            if wish.parts.iter().any(|other| other.request == part.request) {
-                let whom = part
-                    .request
-                    .as_deref()
-                    .map_or_else(|| "all requests".to_owned(), |r| format!("request {r}"));
-                return Err(fail(format!("{whom} stands in it twice")));
-            }
-            if wish.parts.len() == MOST_PARTS {
-                return Err(fail(format!(
-                    "it has more than {MOST_PARTS} parts, more than a claim has requests"
-                )));
-            }
-            wish.parts.push(part);
-        }
-        if wish.parts.is_empty() {
-            return Err(fail("it is empty".to_owned()));
-        }
-        Ok(wish)
+    /// [`WishError`], for the author of the annotation.
+    pub fn parse(text: &str) -> Result<Self, WishError> {
+        parse(text).map_err(WishError)
     }
 
     /// Returns the size that a share of a request (`main` or `main/sub`) is to have, if `given` was
@@ -85,46 +92,63 @@ impl Wish {
     }
 }
 
-fn parse_part(text: &str) -> Result<Part, String> {
+fn parse(text: &str) -> Result<Wish, Mistake> {
+    if text.len() > LONGEST {
+        return Err(Mistake::TooLong(text.len()));
+    }
+    let mut wish = Wish::default();
+    for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
+        let part = parse_part(part)?;
+        if wish.parts.iter().any(|other| other.request == part.request) {
+            return Err(Mistake::RequestTwice(part.request));
+        }
+        if wish.parts.len() == MOST_PARTS {
+            return Err(Mistake::TooManyParts);
+        }
+        wish.parts.push(part);
+    }
+    if wish.parts.is_empty() { Err(Mistake::Empty) } else { Ok(wish) }
+}
+
+fn parse_part(text: &str) -> Result<Part, Mistake> {
     let (request, fields) = match text.split_once(':') {
-        Some((request, _)) if request.trim().is_empty() => return Err(format!("{text:?} names no request")),
+        Some((request, _)) if request.trim().is_empty() => return Err(Mistake::NoRequest(text.to_owned())),
         Some((request, fields)) => (Some(request.trim().to_owned()), fields),
         None => (None, text),
     };
     let mut part = Part { request, memory: None, cores: None };
     for field in fields.split(',').map(str::trim).filter(|field| !field.is_empty()) {
         let Some((name, value)) = field.split_once('=') else {
-            return Err(format!("{field:?} is neither memory=… nor cores=…"));
+            return Err(Mistake::NoField(field.to_owned()));
         };
         let (name, value) = (name.trim(), value.trim());
         let twice = match name {
             "memory" => part.memory.replace(memory(value)?).is_some(),
             "cores" => part.cores.replace(cores(value)?).is_some(),
-            _ => return Err(format!("{name:?} cannot be changed, only memory and cores can")),
+            _ => return Err(Mistake::UnknownField(name.to_owned())),
         };
         if twice {
-            return Err(format!("{name} stands in it twice"));
+            return Err(Mistake::FieldTwice(name.to_owned()));
         }
     }
     if part.memory.is_none() && part.cores.is_none() {
-        return Err(format!("{text:?} says neither memory nor cores"));
+        return Err(Mistake::NothingSaid(text.to_owned()));
     }
     Ok(part)
 }
 
 /// Parses an amount of memory; returns bytes, rounded up to the next step.
-fn memory(text: &str) -> Result<u64, String> {
-    let quantity: Quantity =
-        text.parse().map_err(|error| format!("memory {text:?} is no quantity: {error}"))?;
+fn memory(text: &str) -> Result<u64, Mistake> {
+    let quantity: Quantity = text.parse().map_err(|error| Mistake::NoQuantity(text.to_owned(), error))?;
     let bytes =
         quantity.to_u64().filter(|bytes| *bytes > 0).and_then(|bytes| bytes.checked_next_multiple_of(STEP));
-    bytes.ok_or_else(|| format!("memory {text} is not between 1Mi and what a GPU has"))
+    bytes.ok_or_else(|| Mistake::Memory(text.to_owned()))
 }
 
 /// Parses a percentage of compute from 1 to 100. 0 is refused, as it would mean no limit.
-fn cores(text: &str) -> Result<u64, String> {
+fn cores(text: &str) -> Result<u64, Mistake> {
     let percent = text.parse::<u64>().ok().filter(|percent| (1..=100).contains(percent));
-    percent.ok_or_else(|| format!("cores {text:?} is not a number from 1 to 100 (percent of a GPU)"))
+    percent.ok_or_else(|| Mistake::Cores(text.to_owned()))
 }
 
 #[cfg(test)]
@@ -168,7 +192,7 @@ mod tests {
     #[case::request_twice("a: memory=1Gi; a: cores=2", "request a stands in it twice")]
     #[case::no_request(": memory=1Gi", "names no request")]
     fn mistakes_are_named_with_an_example(#[case] text: &str, #[case] words: &str) {
-        let error = Wish::parse(text).expect_err("a mistake");
+        let error = Wish::parse(text).expect_err("a mistake").to_string();
         assert!(error.contains(words) && error.contains("write for example"), "{error}");
     }
 
@@ -176,9 +200,9 @@ mod tests {
     fn what_is_longer_than_any_claim_can_need_is_not_read() {
         let parts = |count: usize| -> String { (0..count).map(|n| format!("r{n}:cores=1;")).collect() };
         assert!(Wish::parse(&parts(MOST_PARTS)).is_ok());
-        let error = Wish::parse(&parts(MOST_PARTS + 1)).expect_err("too many");
+        let error = Wish::parse(&parts(MOST_PARTS + 1)).expect_err("too many").to_string();
         assert!(error.contains("more than 256 parts"), "{error}");
-        let error = Wish::parse(&parts(20_000)).expect_err("too long");
+        let error = Wish::parse(&parts(20_000)).expect_err("too long").to_string();
         assert!(error.contains("32768 are the most"), "{error}");
         assert!(error.len() < 300, "{error}");
     }

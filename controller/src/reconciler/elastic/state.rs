@@ -111,7 +111,7 @@ impl Elastic {
         {
             return Some(wish.clone());
         }
-        let wish = Wish::parse(text).map(Arc::new).map_err(Arc::from);
+        let wish = Wish::parse(text).map(Arc::new).map_err(|error| error.to_string().into());
         self.wishes.insert(claim.uid.clone(), (text.clone(), wish.clone()));
         Some(wish)
     }
