@@ -141,7 +141,7 @@ impl Watcher {
         let (node, metrics) = (Arc::clone(&self.node), self.metrics.clone());
         let looked = tokio::task::spawn_blocking(move || {
             let (overview, error) = node.overview()?;
-            crate::usage::measure(&metrics, &node.machine.site.shares_dir, &overview.ledger);
+            crate::share_metrics::measure(&metrics, &node.machine.site.shares_dir, &overview.ledger);
             let said = overview
                 .inventory
                 .as_ref()

@@ -60,12 +60,12 @@ pub mod retained;
 pub mod run;
 pub mod selinux;
 pub mod share;
+pub mod share_metrics;
 pub mod socket;
 pub mod status;
 pub mod store;
 mod tmpfs;
 pub mod trash;
-pub mod usage;
 pub mod vfio;
 
 pub use aliquot_devices as devices;

@@ -15,8 +15,8 @@ pub(crate) use book::context_gone;
 pub(crate) use several::launch_on_many;
 
 use crate::captures;
-use crate::code::REFUSED;
 use crate::config;
+use crate::cu_result::REFUSED;
 use crate::device::{self, Device};
 use crate::state::{self, Mode};
 use crate::stream::PER_THREAD;

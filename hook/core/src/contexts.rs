@@ -12,8 +12,8 @@ pub(crate) mod overhead;
 pub(crate) use limits::set as set_limit;
 
 use crate::account;
-use crate::code::{OUT_OF_MEMORY, REFUSED};
 use crate::config;
+use crate::cu_result::{OUT_OF_MEMORY, REFUSED};
 use crate::device::{self, Device};
 use crate::nvml::ask::{self, Use};
 use crate::reclaim;

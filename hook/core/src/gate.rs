@@ -1,7 +1,7 @@
 //! The decision about a call that allocates: whether it is limited, and on which device.
 
 use crate::account;
-use crate::code::REFUSED;
+use crate::cu_result::REFUSED;
 use crate::device::{self, Device};
 use crate::state::{self, Mode};
 

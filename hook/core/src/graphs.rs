@@ -10,8 +10,8 @@ pub(crate) mod reserved;
 pub(crate) use reserved::trim;
 
 use crate::account;
-use crate::code::{OUT_OF_MEMORY, REFUSED};
 use crate::compute;
+use crate::cu_result::{OUT_OF_MEMORY, REFUSED};
 use crate::device::Device;
 use crate::pages::SLAB;
 use crate::real;

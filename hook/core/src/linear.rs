@@ -3,7 +3,7 @@
 use crate::account;
 use crate::allocations::{BOOK, Origin, PACKING_DOUBTED};
 use crate::captures;
-use crate::code::{OUT_OF_MEMORY, REFUSED};
+use crate::cu_result::{OUT_OF_MEMORY, REFUSED};
 use crate::device::Device;
 use crate::gate::{Gate, gate};
 use crate::map::Full;

@@ -13,7 +13,7 @@ pub(crate) mod reserved;
 use crate::account;
 use crate::allocations;
 use crate::captures;
-use crate::code::{OUT_OF_MEMORY, REFUSED};
+use crate::cu_result::{OUT_OF_MEMORY, REFUSED};
 use crate::device::{self, Device};
 use crate::gate::{Gate, gate};
 use crate::map::Full;

@@ -5,8 +5,8 @@
 //! need, and what dead processes held comes back.
 
 use crate::account::{self, shares_on};
-use crate::code::OUT_OF_MEMORY;
 use crate::contexts::overhead::{glance, refresh};
+use crate::cu_result::OUT_OF_MEMORY;
 use crate::device::Device;
 use crate::graphs::reserved::{settle_graphs, trim_graphs};
 use crate::pools::reserved::{settle_pools, trim_pools};

@@ -9,7 +9,7 @@
 //! it.
 
 use crate::account;
-use crate::code::REFUSED;
+use crate::cu_result::REFUSED;
 use crate::log;
 use crate::real;
 use crate::state::{self, Mode};

@@ -3,7 +3,7 @@
 //! The word that holds the mode is on a page that reads as zero in forked children, so a child never believes
 //! what its parent found out, however it was forked.
 
-use crate::code::REFUSED;
+use crate::cu_result::REFUSED;
 use crate::sys;
 use crate::{config, fork, log};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};

@@ -4,7 +4,7 @@
 pub(crate) mod book;
 
 use crate::account;
-use crate::code::{OUT_OF_MEMORY, REFUSED};
+use crate::cu_result::{OUT_OF_MEMORY, REFUSED};
 use crate::device::Device;
 use crate::real;
 use crate::reclaim;

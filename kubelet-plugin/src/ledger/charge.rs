@@ -1,8 +1,7 @@
 //! Computes the charge of a claim for the controller's budgets. Pure: it does no I/O.
 
 use super::{Charge, Device};
-use aliquot_model::MicroGpus;
-use aliquot_model::{GpuInfo, GpuUuid, ProfileName};
+use aliquot_model::{GpuInfo, GpuUuid, MicroGpus, ProfileName};
 use aliquot_nvml::Inventory;
 use std::collections::BTreeMap;
 

@@ -4,11 +4,10 @@ use super::DeviceNumber;
 use crate::checkpoint::Surplus;
 use crate::claim::{ClaimRef, Consumed, ResultKey};
 use crate::plan::Step;
-use aliquot_model::MicroGpus;
 use aliquot_model::config::{ComputePolicy, FailMode, Iommu, MpsConfig, TimeSliceInterval};
 use aliquot_model::layout::{Holding, Passthrough};
 use aliquot_model::{
-    DeviceKind, DeviceName, DriverCapabilities, GpuInfo, GpuUuid, MigUuid, Placement, ProfileName,
+    DeviceKind, DeviceName, DriverCapabilities, GpuInfo, GpuUuid, MicroGpus, MigUuid, Placement, ProfileName,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;

@@ -3,8 +3,7 @@
 use crate::quantity::Quantity;
 use crate::snapshot::{Allocation, Claim, Held, Snapshot, Sym};
 use crate::substitution::asked_instead;
-use aliquot_model::MicroGpus;
-use aliquot_model::{DeviceKind, DeviceName, ProfileName};
+use aliquot_model::{DeviceKind, DeviceName, MicroGpus, ProfileName};
 
 /// Returns the part of all devices of an allocation; `None` while one of them is not published.
 pub fn of_allocation(index: &Snapshot, allocation: &Allocation) -> Option<MicroGpus> {

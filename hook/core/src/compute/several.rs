@@ -3,7 +3,7 @@
 use super::here::Here;
 use super::limits::limiting;
 use super::{of, pass};
-use crate::code::REFUSED;
+use crate::cu_result::REFUSED;
 use crate::device::{self, Device};
 use crate::state::{self, Mode};
 use crate::{captures, real, sys};

@@ -14,7 +14,7 @@
 use super::book::{COSTS, REFRESHING, Raised, UnderWay, note_change};
 use super::overhead::used_by_us;
 use crate::account;
-use crate::code::{OUT_OF_MEMORY, REFUSED};
+use crate::cu_result::{OUT_OF_MEMORY, REFUSED};
 use crate::device::{self, Device};
 use crate::nvml::ask::Use;
 use crate::real;

@@ -1,7 +1,7 @@
 //! Entries that tell how much memory there is: the tenant's own part.
 
 use crate::account;
-use crate::code::REFUSED;
+use crate::cu_result::REFUSED;
 use crate::device;
 use crate::gate::{Gate, gate};
 use crate::real::call;

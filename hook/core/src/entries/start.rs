@@ -1,6 +1,6 @@
 //! Entries of initialisation and of the resolver.
 
-use crate::code::REFUSED;
+use crate::cu_result::REFUSED;
 use crate::device;
 use crate::real::call;
 use crate::resolver;

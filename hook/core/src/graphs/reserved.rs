@@ -3,7 +3,7 @@
 use super::book::{BOOK, TRIMS};
 use crate::account;
 use crate::captures;
-use crate::code::REFUSED;
+use crate::cu_result::REFUSED;
 use crate::device::Device;
 use crate::real::{self, call};
 use crate::state::{self, Mode};

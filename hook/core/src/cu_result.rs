@@ -1,4 +1,4 @@
-//! CUDA's codes that the limiter answers with by itself.
+//! The values of CUresult that the limiter answers with by itself.
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`
 pub(crate) const OUT_OF_MEMORY: i32 = 2;
