@@ -28,8 +28,3 @@ pub const VERSION: &str = "v1alpha1";
 pub fn resource<K: Resource<DynamicType = ()>>() -> ApiResource {
     ApiResource::erase::<K>(&())
 }
-
-/// Returns the plural name of a kind.
-pub fn plural<K: Resource<DynamicType = ()>>() -> String {
-    K::plural(&()).into_owned()
-}

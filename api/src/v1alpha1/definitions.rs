@@ -65,14 +65,6 @@ fn make_plain(schema: &mut Value) {
     if fields.contains_key("x-kubernetes-int-or-string") {
         fields.remove("nullable");
     }
-    let is_empty = |default: &Value| match default {
-        Value::Null => true,
-        Value::String(text) => text.is_empty() || text == "0",
-        Value::Number(number) => number.as_i64() == Some(0),
-        Value::Array(items) => items.is_empty(),
-        Value::Object(_) => true,
-        Value::Bool(_) => false,
-    };
     if fields.get("default").is_some_and(is_empty) {
         fields.remove("default");
     }
@@ -87,9 +79,23 @@ fn make_plain(schema: &mut Value) {
     }
 }
 
+/// Returns true for a default that says nothing: null, zero, or what consists of such.
+fn is_empty(default: &Value) -> bool {
+    match default {
+        Value::Null => true,
+        Value::String(text) => text.is_empty() || text == "0",
+        Value::Number(number) => number.as_i64() == Some(0),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.values().all(is_empty),
+        Value::Bool(_) => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::v1alpha1::{GROUP, VERSION};
+    use aliquot_model::names::API_VERSION;
     use std::path::Path;
 
     /// Returns the chart's template of a definition.
@@ -104,6 +110,33 @@ mod tests {
         match switch {
             Some(value) => format!("{{{{- if .Values.{value} }}}}\n{body}{{{{- end }}}}\n"),
             None => body,
+        }
+    }
+
+    #[test]
+    fn group_and_version_are_those_of_all_kinds_of_ours() {
+        assert_eq!(format!("{GROUP}/{VERSION}"), API_VERSION);
+        for Definition { module, definition, .. } in definitions() {
+            let spec = &definition["spec"];
+            assert_eq!(
+                (&spec["group"], &spec["versions"][0]["name"]),
+                (&json!(GROUP), &json!(VERSION)),
+                "{module}"
+            );
+        }
+    }
+
+    #[test]
+    fn only_defaults_that_say_nothing_are_left_out() {
+        for (default, empty) in [
+            (json!({"memory": "0", "of": []}), true),
+            (json!({"memory": "1"}), false),
+            (json!("Warn"), false),
+            (json!(false), false),
+        ] {
+            let mut schema = json!({"type": "object", "default": default});
+            make_plain(&mut schema);
+            assert_eq!(schema.get("default").is_none(), empty, "{default}");
         }
     }
 

@@ -23,8 +23,8 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 static FORKER: AtomicU64 = AtomicU64::new(0);
 /// True if a walk has waited for the present forks for as long as one does: no other waits for them.
 static GIVEN_UP: AtomicBool = AtomicBool::new(false);
-/// True if a fork has waited for walks for as long as one does. The walk may never end, as its thread may be gone, so
-/// later forks wait a short time only.
+/// True if the last fork has waited for walks for as long as one does. The walk may never end, as its thread may be
+/// gone, so the next ones wait a short time only, until there is no walk again.
 static IN_VAIN: AtomicBool = AtomicBool::new(false);
 /// Which threads walk, by their thread pointers; 0 = free. A walk that finds none free is made without an entry.
 static WALKERS: [AtomicUsize; 32] = [const { AtomicUsize::new(0) }; 32];
@@ -84,7 +84,7 @@ pub(crate) fn watch() {
     if register.is_null() {
         return;
     }
-    // SAFETY: glibc's function behind pthread_atfork has this type; the handlers touch two words, and we are
+    // SAFETY: glibc's function behind pthread_atfork has this type; the handlers touch a few words, and we are
     // never unloaded.
     unsafe {
         let register = core::mem::transmute::<*mut c_void, Register>(register);
@@ -102,6 +102,7 @@ unsafe extern "C" fn before() {
     loop {
         let walks = WALKS.load(SeqCst);
         if walks as usize <= own {
+            IN_VAIN.store(false, SeqCst);
             break;
         }
         if quiet == rounds {
